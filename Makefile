@@ -1,0 +1,58 @@
+# Every target sets up what it needs: system packages, .venv, torch, our package.
+# ARGS is passed on:  make test ARGS="-k barrier"      PYTHON chooses the interpreter:  make build PYTHON=python3.12
+
+PYTHON ?= python3
+VENV_PYTHON := .venv/bin/python
+PYTEST := .venv/bin/pytest
+# Directories are in the list too: their times change when a file is added or removed.
+PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
+                     cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
+
+.PHONY: help setup build native demo test test-all lint sanitize mutants clean
+
+help:
+	@echo "make demo       two ranks train a small model over our backend"
+	@echo "make test       build and test (under 15 minutes on 2 cores)"
+	@echo "make test-all   the same with the slow tests (up to an hour)"
+	@echo "make build      .venv with the package installed"
+	@echo "make lint       clang-format, clang-tidy, ruff"
+	@echo "make sanitize   tests under ASan+UBSan and TSan"
+	@echo "make mutants    planted faults, each of which the tests must catch"
+	@echo "make clean      remove what was built (.venv stays)"
+
+setup:
+	@PYTHON="$(PYTHON)" tools/setup.sh
+
+.venv/.package: $(PACKAGE_SOURCES) | setup
+	@echo "building the Python package"
+	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps .
+	@touch $@
+
+build: .venv/.package
+
+# The C++ library and its tests, without torch.
+native: setup
+	cmake --preset release --log-level=WARNING
+	cmake --build --preset release
+
+demo: build
+	$(VENV_PYTHON) examples/demo.py $(ARGS)
+
+test: build native
+	$(PYTEST) tests -m "not slow" $(ARGS)
+
+test-all: build native
+	$(PYTEST) tests $(ARGS)
+
+lint: build native
+	@tools/setup.sh lint
+	tools/lint.sh
+
+sanitize: setup
+	tools/sanitize.sh $(ARGS)
+
+mutants: build native
+	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache .venv/.package

@@ -1,0 +1,40 @@
+#include "store.h"
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "tccl/error.h"
+
+namespace torch_ccl {
+
+using std::chrono::steady_clock;
+
+void C10dStore::set(const std::string& key, std::string_view value) {
+  store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+}
+
+std::string C10dStore::get(const std::string& key, std::chrono::milliseconds timeout) {
+  wait_for(key, timeout);
+  const std::vector<uint8_t> value = store_->get(key);
+  return {value.begin(), value.end()};
+}
+
+// Asks again and again, because wait() of torch's stores cannot be interrupted, locks out the other
+// threads that share the connection, and prints a warning when its time is up. The pause grows
+// with the time spent, so that asking adds an eighth to the wait and little load to the server.
+void C10dStore::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
+  const auto start = steady_clock::now();
+  while (!store_->check({key})) {
+    const auto spent = steady_clock::now() - start;
+    if (spent >= timeout) {
+      throw tccl::Error(tccl::Errc::timeout, "no rank stored the key '" + key + "' within " +
+                                                 std::to_string(timeout.count()) + " ms");
+    }
+    poll_interrupt_();
+    std::this_thread::sleep_for(std::clamp<steady_clock::duration>(
+        spent / 8, std::chrono::microseconds(200), std::chrono::milliseconds(50)));
+  }
+}
+
+}  // namespace torch_ccl

@@ -1,0 +1,30 @@
+// The meeting point of a job: a key-value store that every rank can reach.
+// Implementations must be safe from several threads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "tccl/export.h"
+
+namespace tccl {
+
+class TCCL_API Store {
+ public:
+  virtual ~Store();
+  virtual void set(const std::string& key, std::string_view value) = 0;
+  /// Waits until `key` exists. Throws Error{timeout} when `timeout` has passed.
+  virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+};
+
+/// Keys are files in `directory`, which must be shared by all ranks and is created if missing.
+TCCL_API std::shared_ptr<Store> file_store(const std::string& directory);
+
+/// One rank passes serve=true and answers for all of them until its store is destroyed.
+TCCL_API std::shared_ptr<Store> tcp_store(const std::string& host, std::uint16_t port, bool serve,
+                                          std::chrono::milliseconds timeout);
+
+}  // namespace tccl

@@ -1,0 +1,8 @@
+// The whole public API.
+#pragma once
+
+#include "tccl/communicator.h"
+#include "tccl/error.h"
+#include "tccl/operation.h"
+#include "tccl/store.h"
+#include "tccl/types.h"

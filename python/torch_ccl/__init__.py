@@ -1,0 +1,77 @@
+"""The backend "ccl" of torch.distributed: collective communication on CPUs.
+
+    import torch.distributed as dist
+    import torch_ccl  # optional: torch finds the backend by itself
+
+    dist.init_process_group("ccl")
+
+There are two ways in. Somebody imports this module: the extension is loaded and the backend
+registered. Or torch does, at the end of `import torch`, through the entry point `torch.backends`:
+then only a name is registered, and the extension is loaded when a group is made.
+"""
+
+import sys
+from pathlib import Path
+
+__all__ = ["ProcessGroupCCL", "__version__", "cwd"]
+
+#: Where the package lives; `cwd/env/setvars.sh` prepares a shell for C++ programs.
+cwd = str(Path(__file__).resolve().parent)
+
+_SUPPORTED_TORCH = "2.13"
+
+
+def _is_being_imported(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return getattr(spec, "_initializing", False)
+
+
+def _is_supported(torch_version: str) -> bool:
+    return torch_version.startswith(_SUPPORTED_TORCH + ".")
+
+
+def _create(group, options):
+    """Make the backend of one group; torch.distributed calls this."""
+    from torch_ccl import _C
+
+    return _C.create(group, options)
+
+
+def _register() -> None:
+    from torch.distributed import Backend
+
+    if "ccl" not in Backend.backend_list:
+        Backend.register_backend("ccl", _create, extended_api=True, devices=["cpu"])
+
+
+def _autoload() -> None:
+    """Register the name; torch calls this. It must not fail: `import torch` would fail with it."""
+    import torch
+
+    if _is_supported(torch.__version__) and torch.distributed.is_available():
+        _register()
+    if _imported_by_torch:
+        # Somebody who imports us later gets the module with all that belongs to it.
+        sys.modules.pop(__name__, None)
+
+
+_imported_by_torch = _is_being_imported("torch")
+
+if not _imported_by_torch:
+    import atexit
+    import importlib.metadata
+
+    import torch
+
+    __version__ = importlib.metadata.version("torch-ccl")
+    if not _is_supported(torch.__version__):
+        raise ImportError(
+            f"torch-ccl {__version__} works with torch {_SUPPORTED_TORCH}, "
+            f"but torch {torch.__version__} is installed"
+        )
+    from torch_ccl import _C
+    from torch_ccl._C import ProcessGroupCCL
+
+    _register()
+    # While the interpreter is whole: saying goodbye joins threads that may be running callbacks.
+    atexit.register(_C._close)

@@ -1,0 +1,21 @@
+// The root posts piece after piece; the others copy them out. The root does not wait for anyone
+// until its slots are used up.
+#include "algorithms/patterns.h"
+#include "algorithms/registry.h"
+
+namespace tccl {
+
+void broadcast_direct(Board& board, const Call& call) {
+  const bool is_root = board.rank() == call.root();
+  const std::uint32_t steps = steps_for(call.bytes(), board.chunk_bytes());
+  for (std::uint32_t step = 0; step < steps; ++step) {
+    const Range piece = tccl::piece(call.bytes(), board.chunk_bytes(), step);
+    const Board::Slot slot = board.open_step();
+    if (is_root) copy_bytes(slot.input, call.in() + piece.begin, piece.count);
+    board.post();
+    if (!is_root)
+      copy_bytes(call.out() + piece.begin, board.await(call.root(), step).input, piece.count);
+  }
+}
+
+}  // namespace tccl

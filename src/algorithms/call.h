@@ -1,0 +1,59 @@
+// A collective as an algorithm sees it: an operation that has been checked, as bytes per rank.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "kernels/reduce.h"
+#include "tccl/operation.h"
+#include "transport/board.h"
+
+namespace tccl {
+
+class Call {
+ public:
+  explicit Call(const Operation& operation)
+      : operation_(operation), element_bytes_(size_of(operation.dtype)) {}
+
+  [[nodiscard]] const Operation& operation() const { return operation_; }
+  [[nodiscard]] int root() const { return operation_.root; }
+  [[nodiscard]] std::size_t element_bytes() const { return element_bytes_; }
+  [[nodiscard]] std::size_t bytes() const { return operation_.count * element_bytes_; }
+
+  /// The whole of a buffer that has the same size on all ranks.
+  [[nodiscard]] const std::byte* in() const { return static_cast<const std::byte*>(operation_.in); }
+  [[nodiscard]] std::byte* out() const { return static_cast<std::byte*>(operation_.out); }
+
+  /// This rank's data for `rank`, and where data from `rank` goes.
+  [[nodiscard]] std::span<const std::byte> input_for(int rank) const {
+    if (operation_.in_blocks.empty()) return {in() + offset(rank), bytes()};
+    const ConstBlock& block = operation_.in_blocks[static_cast<std::size_t>(rank)];
+    return {static_cast<const std::byte*>(block.data), block.count * element_bytes_};
+  }
+  [[nodiscard]] std::span<std::byte> output_from(int rank) const {
+    if (operation_.out_blocks.empty()) return {out() + offset(rank), bytes()};
+    const Block& block = operation_.out_blocks[static_cast<std::size_t>(rank)];
+    return {static_cast<std::byte*>(block.data), block.count * element_bytes_};
+  }
+
+  /// Reduces `bytes` bytes of one source per rank, in rank order.
+  void reduce(const Board& board, std::byte* destination, std::span<const void* const> sources,
+              std::size_t bytes) const;
+
+ private:
+  [[nodiscard]] std::size_t offset(int rank) const {
+    return static_cast<std::size_t>(rank) * bytes();
+  }
+
+  const Operation& operation_;
+  std::size_t element_bytes_;
+};
+
+/// memcpy that allows nothing to copy and source and destination to be the same.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace tccl

@@ -1,0 +1,47 @@
+#include "algorithms/registry.h"
+
+namespace tccl {
+namespace {
+
+constexpr std::size_t kPipelinedFrom = std::size_t{64} << 10;
+
+constexpr Algorithm kAlgorithms[] = {
+    {Op::barrier, "direct", "everyone posts, everyone looks at all", 0, barrier_direct},
+    {Op::broadcast, "direct", "the root posts pieces, all others copy them", 0, broadcast_direct},
+    {Op::allreduce, "direct", "every rank reduces everything: one meeting per piece", 0,
+     allreduce_direct},
+    {Op::allreduce, "pipelined", "each rank reduces a slice of every piece, then all copy",
+     kPipelinedFrom, allreduce_pipelined},
+    {Op::reduce, "direct", "the root reduces everything", 0, reduce_direct},
+    {Op::reduce, "pipelined", "each rank reduces a slice of every piece, the root copies",
+     kPipelinedFrom, reduce_pipelined},
+    {Op::allgather, "direct", "everyone posts pieces, everyone copies them", 0, allgather_direct},
+    {Op::gather, "direct", "everyone posts pieces, the root copies them", 0, gather_direct},
+    {Op::scatter, "direct", "the root posts one piece per rank and step", 0, scatter_direct},
+    {Op::reduce_scatter, "direct", "each step carries a piece for every rank, which reduces it", 0,
+     reduce_scatter_direct},
+    {Op::alltoall, "direct", "each step carries a piece for every rank", 0, alltoall_direct},
+    {Op::allgatherv, "direct", "as allgather, with a size per rank", 0, allgather_direct},
+    {Op::gatherv, "direct", "sizes are exchanged and checked first, then as gather", 0,
+     gatherv_direct},
+    {Op::scatterv, "direct", "sizes are exchanged and checked first, then as scatter", 0,
+     scatterv_direct},
+    {Op::reduce_scatterv, "direct", "as reduce_scatter, with a size per rank", 0,
+     reduce_scatter_direct},
+    {Op::alltoallv, "direct", "sizes are exchanged and checked first, then as alltoall", 0,
+     alltoallv_direct},
+};
+
+}  // namespace
+
+std::span<const Algorithm> algorithms() { return kAlgorithms; }
+
+const Algorithm& algorithm(std::uint8_t index) {
+  return kAlgorithms[index < std::size(kAlgorithms) ? index : 0];
+}
+
+std::uint8_t index_of(const Algorithm& algorithm) {
+  return static_cast<std::uint8_t>(&algorithm - kAlgorithms);
+}
+
+}  // namespace tccl

@@ -1,0 +1,50 @@
+// The table of algorithms: one file and one row each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "algorithms/call.h"
+#include "transport/board.h"
+
+namespace tccl {
+
+struct Algorithm {
+  Op op;
+  const char* name;
+  const char* doc;
+  /// Chosen by default for operations of at least this many bytes (the last row that fits wins).
+  std::size_t from_bytes;
+  void (*run)(Board&, const Call&);
+};
+
+std::span<const Algorithm> algorithms();
+const Algorithm& algorithm(std::uint8_t index);
+std::uint8_t index_of(const Algorithm& algorithm);
+
+constexpr bool reduces(Op op) {
+  return op == Op::allreduce || op == Op::reduce || op == Op::reduce_scatter ||
+         op == Op::reduce_scatterv;
+}
+constexpr bool has_root(Op op) {
+  return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter ||
+         op == Op::gatherv || op == Op::scatterv;
+}
+
+void barrier_direct(Board& board, const Call& call);
+void broadcast_direct(Board& board, const Call& call);
+void allreduce_direct(Board& board, const Call& call);
+void allreduce_pipelined(Board& board, const Call& call);
+void reduce_direct(Board& board, const Call& call);
+void reduce_pipelined(Board& board, const Call& call);
+void allgather_direct(Board& board, const Call& call);
+void gather_direct(Board& board, const Call& call);
+void scatter_direct(Board& board, const Call& call);
+void alltoall_direct(Board& board, const Call& call);
+void gatherv_direct(Board& board, const Call& call);
+void scatterv_direct(Board& board, const Call& call);
+void alltoallv_direct(Board& board, const Call& call);
+void reduce_scatter_direct(Board& board, const Call& call);
+
+}  // namespace tccl

@@ -1,0 +1,42 @@
+// Sleeping on a 32-bit word. Spurious returns are normal: callers look again.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+#include "base/clock.h"
+
+namespace tccl {
+
+/// `shared` words live in memory that several processes map; `local` ones are cheaper.
+enum class FutexScope { local, shared };
+
+static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
+
+inline int futex_flag(FutexScope scope) {
+  return scope == FutexScope::local ? FUTEX_PRIVATE_FLAG : 0;
+}
+
+/// Sleeps while the word is `expected`, at most `timeout`.
+inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                       Clock::duration timeout, FutexScope scope) {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
+  if (ns <= 0) return;
+  const timespec limit{.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT | futex_flag(scope),
+            expected, &limit, nullptr, 0);
+}
+
+inline void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE | futex_flag(scope),
+            INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace tccl

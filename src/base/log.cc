@@ -1,0 +1,17 @@
+#include "base/log.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace tccl {
+
+void log_warning(std::string_view text, int rank) {
+  const std::string who =
+      rank < 0 ? fmt::format("pid {}", ::getpid()) : fmt::format("rank {}", rank);
+  const std::string line = fmt::format("tccl: {}: warning: {}\n", who, text);
+  std::fwrite(line.data(), 1, line.size(), stderr);  // one call, so that lines do not interleave
+}
+
+}  // namespace tccl

@@ -1,0 +1,142 @@
+#include "base/settings.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "base/log.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+std::size_t parse_number(std::string_view text, std::string_view* rest) {
+  std::size_t value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc()) throw Error(Errc::invalid_argument, "not a number");
+  *rest = text.substr(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+/// "64", "64K", "1M", "2G"
+std::size_t parse_bytes(std::string_view text) {
+  std::string_view unit;
+  const std::size_t value = parse_number(text, &unit);
+  if (unit.empty()) return value;
+  if (unit == "K" || unit == "k") return value << 10;
+  if (unit == "M" || unit == "m") return value << 20;
+  if (unit == "G" || unit == "g") return value << 30;
+  throw Error(Errc::invalid_argument, "the unit must be K, M or G");
+}
+
+template <auto Field>
+void bytes_into(Settings& settings, const std::string& text) {
+  constexpr std::size_t kSmallest = 16;  // the largest element
+  constexpr std::size_t kLargest = std::size_t{16} << 20;
+  const std::size_t value = parse_bytes(text);
+  if (value < kSmallest || value > kLargest)
+    throw Error(Errc::invalid_argument, "must be between 16 and 16M");
+  settings.*Field = value;
+}
+
+void worker_count_into(Settings& settings, const std::string& text) {
+  std::string_view rest;
+  const std::size_t value = parse_number(text, &rest);
+  if (!rest.empty() || value < 1 || value > 1024)
+    throw Error(Errc::invalid_argument, "must be between 1 and 1024");
+  settings.worker_count = static_cast<int>(value);
+}
+
+void worker_affinity_into(Settings& settings, const std::string& text) {
+  settings.worker_affinity = text;
+}
+
+template <Op O>
+void algorithm_into(Settings& settings, const std::string& text) {
+  settings.algorithm[static_cast<std::size_t>(O)] = text;
+}
+
+constexpr const char* kAlgorithmDoc =
+    "Algorithm by message size, e.g. \"direct:0-16384;pipelined:16385-max\" or one name for all. "
+    "Must be the same on all ranks.";
+
+constexpr SettingRow kRows[] = {
+    {"CCL_CHUNK_BYTES", "256K",
+     "Size of one slot in shared memory: larger operations go through it in pieces. "
+     "Must be the same on all ranks.",
+     bytes_into<&Settings::chunk_bytes>},
+    {"CCL_EAGER_BYTES", "8K",
+     "Messages up to this size are sent before the receiver has asked for them. "
+     "Must be the same on all ranks.",
+     bytes_into<&Settings::eager_bytes>},
+    {"CCL_WORKER_COUNT", "1",
+     "Helper threads that split one large operation. Accepted for scripts that set it; this "
+     "version "
+     "runs each operation on one thread.",
+     worker_count_into},
+    {"CCL_WORKER_AFFINITY", "auto",
+     "Cores of the helper threads. Accepted for scripts that set it; no effect yet.",
+     worker_affinity_into},
+    {"CCL_ALLREDUCE", "", kAlgorithmDoc, algorithm_into<Op::allreduce>},
+    {"CCL_REDUCE", "", kAlgorithmDoc, algorithm_into<Op::reduce>},
+    {"CCL_BROADCAST", "", kAlgorithmDoc, algorithm_into<Op::broadcast>},
+    {"CCL_ALLGATHER", "", kAlgorithmDoc, algorithm_into<Op::allgather>},
+    {"CCL_GATHER", "", kAlgorithmDoc, algorithm_into<Op::gather>},
+    {"CCL_SCATTER", "", kAlgorithmDoc, algorithm_into<Op::scatter>},
+    {"CCL_REDUCE_SCATTER", "", kAlgorithmDoc, algorithm_into<Op::reduce_scatter>},
+    {"CCL_ALLTOALL", "", kAlgorithmDoc, algorithm_into<Op::alltoall>},
+    {"CCL_ALLGATHERV", "", kAlgorithmDoc, algorithm_into<Op::allgatherv>},
+    {"CCL_GATHERV", "", kAlgorithmDoc, algorithm_into<Op::gatherv>},
+    {"CCL_SCATTERV", "", kAlgorithmDoc, algorithm_into<Op::scatterv>},
+    {"CCL_REDUCE_SCATTERV", "", kAlgorithmDoc, algorithm_into<Op::reduce_scatterv>},
+    {"CCL_ALLTOALLV", "", kAlgorithmDoc, algorithm_into<Op::alltoallv>},
+    {"CCL_BARRIER", "", kAlgorithmDoc, algorithm_into<Op::barrier>},
+};
+
+/// Names that belong to this library's installation, not to its behaviour.
+constexpr std::string_view kNotSettings[] = {"CCL_ROOT"};
+
+void parse_row(const SettingRow& row, Settings& settings, const std::string& text) {
+  try {
+    row.parse(settings, text);
+  } catch (const Error& problem) {
+    throw Error(Errc::invalid_argument, fmt::format("{}={}: {}", row.name, text, problem.what()));
+  }
+}
+
+bool is_known(std::string_view name) {
+  return std::ranges::any_of(kRows, [&](const SettingRow& row) { return name == row.name; }) ||
+         std::ranges::find(kNotSettings, name) != std::end(kNotSettings);
+}
+
+void warn_about_unknown_names() {
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::string_view name = text.substr(0, text.find('='));
+    if (name.starts_with("CCL_") && !is_known(name))
+      log_warning(fmt::format("{} is not a setting of this library and is ignored", name));
+  }
+}
+
+}  // namespace
+
+std::span<const SettingRow> setting_rows() { return kRows; }
+
+Settings settings_from_environment() {
+  Settings settings;
+  for (const SettingRow& row : kRows) {
+    const char* text = std::getenv(row.name);
+    parse_row(row, settings, text != nullptr ? text : row.default_value);
+  }
+  // Ranks as threads of one process, or one context after another: say it once.
+  static const bool warned = (warn_about_unknown_names(), true);
+  static_cast<void>(warned);
+  return settings;
+}
+
+}  // namespace tccl

@@ -1,0 +1,35 @@
+// Everything that a user can set, in one table (settings.cc): name, default, meaning, parser.
+// Read from the environment once, when a Context is created.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "tccl/operation.h"
+
+namespace tccl {
+
+struct Settings {
+  std::size_t chunk_bytes = 0;
+  std::size_t eager_bytes = 0;
+  int worker_count = 0;
+  std::string worker_affinity;
+  std::array<std::string, kOpCount> algorithm;  // by Op; empty: the library chooses
+};
+
+struct SettingRow {
+  const char* name;
+  const char* default_value;
+  const char* doc;
+  void (*parse)(Settings&, const std::string& text);  // throws Error{invalid_argument}
+};
+
+std::span<const SettingRow> setting_rows();
+
+/// Defaults overridden by the environment. A name that starts with CCL_ and is not in the table
+/// gives one warning; a value that cannot be parsed is an error that names it.
+Settings settings_from_environment();
+
+}  // namespace tccl

@@ -1,0 +1,83 @@
+#include "base/shared_memory.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+
+#include "base/system_error.h"
+
+namespace tccl {
+namespace {
+
+struct Cache {
+  std::mutex mutex;
+  std::map<Digest, std::weak_ptr<SharedMemory>> by_id;
+};
+
+/// One mapping per segment and process. Never destroyed: contexts may outlive static destructors.
+Cache& cache() {
+  static auto* const cache = new Cache;
+  return *cache;
+}
+
+Fd new_sealed_memfd(std::size_t bytes) {
+  Fd fd(::memfd_create("tccl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) throw_system_error("memfd_create");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw_system_error("ftruncate(memfd)");
+  // A peer that could shrink the file could kill us with SIGBUS.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
+    throw_system_error("fcntl(F_ADD_SEALS)");
+  return fd;
+}
+
+void forget_expired(Cache& cache) {
+  std::erase_if(cache.by_id, [](const auto& entry) { return entry.second.expired(); });
+}
+
+}  // namespace
+
+SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Digest& id)
+    : fd_(std::move(fd)), bytes_(bytes), id_(id), owner_(::getpid()) {
+  void* address =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
+  if (address == MAP_FAILED) throw_system_error("mmap(shared memory)");
+  base_ = static_cast<std::byte*>(address);
+  // Forked children (data-loader workers) neither keep the memory alive nor write to it.
+  ::madvise(address, bytes, MADV_DONTFORK);
+  ::madvise(address, bytes, MADV_DONTDUMP);
+}
+
+SharedMemory::~SharedMemory() {
+  if (::getpid() == owner_) ::munmap(base_, bytes_);
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t bytes) {
+  auto memory = std::make_shared<SharedMemory>(new_sealed_memfd(bytes), bytes, random_digest());
+  const std::lock_guard lock(cache().mutex);
+  forget_expired(cache());
+  cache().by_id[memory->id()] = memory;
+  return memory;
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::open(const Fd& fd, std::size_t bytes,
+                                                 const Digest& id) {
+  const std::lock_guard lock(cache().mutex);
+  if (auto known = cache().by_id[id].lock()) return known;
+  Fd own(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!own) throw_system_error("dup(memfd)");
+  auto memory = std::make_shared<SharedMemory>(std::move(own), bytes, id);
+  memory->fd_.reset();  // the mapping is enough
+  cache().by_id[id] = memory;
+  return memory;
+}
+
+void SharedMemory::discard(std::size_t offset, std::size_t bytes) noexcept {
+  ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(bytes));
+}
+
+}  // namespace tccl

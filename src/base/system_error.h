@@ -1,0 +1,11 @@
+// Turns errno into the library's exception.
+#pragma once
+
+#include <string>
+
+namespace tccl {
+
+/// Throws Error{system} saying what was tried and why the operating system refused.
+[[noreturn]] void throw_system_error(const std::string& what);
+
+}  // namespace tccl

@@ -1,0 +1,84 @@
+// The one way to wait for another rank: spin briefly, then yield, then sleep.
+//
+// Four ranks on two cores: pure spinning costs milliseconds per exchange, sleeping at once tens of
+// microseconds; this order costs two or three. Nobody spins without bound, so an idle rank uses no
+// CPU.
+//
+// A thread sleeps only on a Bell in its own process's memory. Whoever changes something that the
+// thread may be waiting for rings that bell; so do the monitor thread and abort(). Lost wake-ups
+// cannot happen: the sleeper announces itself, *then* looks; the ringer stores, *then* looks for
+// sleepers; both put a sequentially consistent fence in between.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "base/futex.h"
+
+namespace tccl {
+
+struct alignas(64) Bell {
+  std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> sleepers{0};
+
+  /// Wakes whoever sleeps. Call after the store that the sleeper waits for; the caller has put
+  /// ring_fence() between the two (one fence serves many bells).
+  void ring_if_asleep() {
+    if (sleepers.load(std::memory_order_relaxed) != 0) ring();
+  }
+  void ring() {
+    rings.fetch_add(1, std::memory_order_release);  // pairs with the load before futex_wait
+    futex_wake_all(rings, FutexScope::shared);
+  }
+};
+
+inline void ring_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+inline constexpr auto kSpinTime = std::chrono::microseconds(2);
+inline constexpr auto kYieldTime = std::chrono::microseconds(50);
+/// A sleeper looks for dead peers this often: no system call tells it of a death at once, and
+/// 250 looks a second cost well under a percent of a core.
+inline constexpr auto kSleepSlice = std::chrono::milliseconds(4);
+
+/// True once ready(); false if it was not ready within the spinning and yielding time.
+template <class Ready>
+bool wait_briefly(Ready&& ready) {
+  if (ready()) return true;
+  const auto start = Clock::now();
+  while (Clock::now() - start < kSpinTime) {
+    for (int i = 0; i < 16; ++i) {
+      if (ready()) return true;
+      cpu_relax();
+    }
+  }
+  while (Clock::now() - start < kYieldTime) {
+    if (ready()) return true;
+    sched_yield();
+  }
+  return ready();
+}
+
+/// Waits until ready(). While it sleeps it calls give_up() now and then; if that returns true and
+/// the data is still not there, wait_until returns false. (Data first, then death, then data once
+/// more: a peer may publish its result and exit normally.)
+template <class Ready, class GiveUp>
+bool wait_until(Bell& bell, Ready&& ready, GiveUp&& give_up) {
+  if (wait_briefly(ready)) return true;
+  struct Announce {
+    Bell& bell;
+    explicit Announce(Bell& b) : bell(b) { bell.sleepers.fetch_add(1, std::memory_order_seq_cst); }
+    ~Announce() { bell.sleepers.fetch_sub(1, std::memory_order_relaxed); }
+  } announce(bell);
+  for (;;) {
+    const std::uint32_t rings = bell.rings.load(std::memory_order_acquire);
+    ring_fence();  // announce, then look; pairs with the ringer's store, then look
+    if (ready()) return true;
+    if (give_up()) return ready();
+    futex_wait(bell.rings, rings, kSleepSlice, FutexScope::shared);
+  }
+}
+
+}  // namespace tccl

@@ -1,0 +1,83 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/crypto.h"
+#include "base/system_error.h"
+#include "tccl/error.h"
+#include "tccl/store.h"
+
+namespace tccl {
+
+Store::~Store() = default;
+
+namespace {
+
+/// Keys may hold any character; file names may not.
+std::string file_name(const std::string& key) {
+  return to_hex(std::span(reinterpret_cast<const unsigned char*>(key.data()), key.size()));
+}
+
+std::optional<std::string> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+class FileStore final : public Store {
+ public:
+  explicit FileStore(std::string directory) : directory_(std::move(directory)) {
+    std::error_code problem;
+    std::filesystem::create_directories(directory_, problem);
+    if (problem) throw Error(Errc::system, fmt::format("{}: {}", directory_, problem.message()));
+  }
+
+  void set(const std::string& key, std::string_view value) override {
+    // Written aside and renamed: a reader sees all of a value or nothing.
+    const std::string target = path_of(key);
+    const std::string aside = fmt::format("{}.{}.{}", target, ::getpid(), next_++);
+    std::ofstream(aside, std::ios::binary)
+        .write(value.data(), static_cast<std::streamsize>(value.size()));
+    if (::rename(aside.c_str(), target.c_str()) != 0) throw_system_error("rename " + target);
+  }
+
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const Deadline deadline = deadline_after(timeout);
+    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
+      if (auto value = read_file(path_of(key))) return *value;
+      if (Clock::now() >= deadline)
+        throw Error(Errc::timeout, fmt::format("no key \"{}\" in the store {}", key, directory_));
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kLongestPause{20};
+
+  [[nodiscard]] std::string path_of(const std::string& key) const {
+    return directory_ + "/" + file_name(key);
+  }
+
+  std::string directory_;
+  std::atomic<unsigned> next_{0};
+};
+
+}  // namespace
+
+std::shared_ptr<Store> file_store(const std::string& directory) {
+  return std::make_shared<FileStore>(directory);
+}
+
+}  // namespace tccl

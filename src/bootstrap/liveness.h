@@ -1,0 +1,75 @@
+// How processes of one host see that another has died, stalled or left.
+//
+// Each process's shared memory begins with a LifeSign. Its monitor thread holds the robust mutex in
+// it; when the process dies the kernel marks the mutex word, within a fraction of a millisecond and
+// long before the process's memory is torn down. Waiters read that word with a plain load. A pidfd,
+// watched by the monitor thread, is the second witness.
+#pragma once
+
+#include <linux/futex.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/crypto.h"
+#include "base/fd.h"
+#include "base/shared_memory.h"
+
+namespace tccl {
+
+struct LifeSign {
+  Digest token;           // random; proves that a mapping is the memory that was announced
+  pthread_mutex_t alive;  // robust, held by the monitor thread
+  alignas(64) std::atomic<std::uint32_t> heartbeat;  // rises every kHeartbeatPeriod
+  std::atomic<std::uint32_t> goodbye;                // 1 after an orderly close
+};
+
+inline constexpr auto kHeartbeatPeriod = std::chrono::milliseconds(200);
+/// No heartbeat for this long means stalled (stopped, swapped out, in a debugger), not dead.
+inline constexpr auto kStalledAfter = std::chrono::milliseconds(700);
+
+/// A process (strictly: a context) of this host, mapped once and shared by all groups.
+class Peer {
+ public:
+  Peer(std::shared_ptr<SharedMemory> memory, Fd pidfd, std::string host, int pid)
+      : memory_(std::move(memory)), pidfd_(std::move(pidfd)), host_(std::move(host)), pid_(pid) {}
+
+  [[nodiscard]] std::byte* base() const noexcept { return memory_->base(); }
+  [[nodiscard]] const Digest& id() const noexcept { return memory_->id(); }
+  [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
+  /// "host b, pid 4711"
+  [[nodiscard]] std::string where() const;
+
+  [[nodiscard]] bool died() const noexcept {
+    return reaped_.load(std::memory_order_relaxed) || owner_died();
+  }
+  [[nodiscard]] bool said_goodbye() const noexcept {
+    return life().goodbye.load(std::memory_order_acquire) != 0;  // pairs with close()'s release
+  }
+  [[nodiscard]] std::uint32_t heartbeat() const noexcept {
+    return life().heartbeat.load(std::memory_order_relaxed);
+  }
+
+  /// The monitor thread saw the process end.
+  void mark_reaped() noexcept { reaped_.store(true, std::memory_order_relaxed); }
+  void drop_in_child() noexcept { pidfd_.reset(); }
+
+ private:
+  [[nodiscard]] LifeSign& life() const noexcept { return *reinterpret_cast<LifeSign*>(base()); }
+  [[nodiscard]] bool owner_died() const noexcept {
+    // The futex word is the first member of glibc's mutex; the kernel itself writes the mark.
+    const int word = __atomic_load_n(&life().alive.__data.__lock, __ATOMIC_ACQUIRE);
+    return (static_cast<unsigned>(word) & FUTEX_OWNER_DIED) != 0;
+  }
+
+  std::shared_ptr<SharedMemory> memory_;
+  Fd pidfd_;
+  std::string host_;
+  int pid_;
+  std::atomic<bool> reaped_{false};
+};
+
+}  // namespace tccl

@@ -1,0 +1,399 @@
+#include "bootstrap/meeting.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "base/log.h"
+#include "base/system_error.h"
+#include "bootstrap/packet_socket.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Challenge {
+  Digest number;
+};
+struct Answer {
+  Digest number;
+  Digest proof;
+};
+struct Counterproof {
+  Digest proof;
+};
+/// How a meeting ended, for everyone alike.
+struct Verdict {
+  Errc code = Errc::internal;
+  bool good = true;
+  std::int32_t rank = -1;
+  char text[256] = {};
+};
+
+Digest member_proof(const std::string& secret, const Digest& host, const Digest& member) {
+  return hmac_sha256(secret, fmt::format("member{}{}", as_text(host), as_text(member)));
+}
+Digest host_proof(const std::string& secret, const Digest& host, const Digest& member) {
+  return hmac_sha256(secret, fmt::format("host{}{}", as_text(member), as_text(host)));
+}
+
+std::string socket_name(const std::string& secret) {
+  const Digest digest = hmac_sha256(secret, "meeting point");
+  return "tccl-" + to_hex(std::span(digest).first(16));
+}
+
+std::string rank_key(int rank) { return fmt::format("rank/{}", rank); }
+
+/// Differs between hosts and between network namespaces of one host.
+std::string place() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat info {};
+  const bool known = ::stat("/proc/self/ns/net", &info) == 0;
+  return fmt::format("{}/{}", boot, known ? info.st_ino : 0);
+}
+
+Verdict bad_verdict(const Error& error) {
+  Verdict verdict{.code = error.code(), .good = false};
+  verdict.rank = error.ranks().empty() ? -1 : error.ranks().front();
+  std::strncpy(verdict.text, error.what(), sizeof verdict.text - 1);
+  return verdict;
+}
+
+void throw_if_bad(const Verdict& verdict) {
+  if (verdict.good) return;
+  throw Error(verdict.code, verdict.text,
+              verdict.rank < 0 ? std::vector<int>{} : std::vector<int>{verdict.rank});
+}
+
+std::string who(const Introduction& i) {
+  return fmt::format("rank {} (host {}, pid {})", i.rank, i.host, i.pid);
+}
+
+/// A connection to the meeting point that has not finished its handshake, or has.
+struct Guest {
+  Fd socket;
+  Digest challenge;
+  bool proved = false;
+  std::optional<Attendee> attendee;
+};
+
+/// The side that won the race to bind the name.
+class Host {
+ public:
+  Host(const Invitation& invitation, Fd listener, const Introduction& self)
+      : invitation_(invitation), listener_(std::move(listener)), self_(self) {}
+
+  std::vector<Attendee> run(int memory_fd, int process_fd) {
+    try {
+      gather_guests();
+      std::vector<Attendee> everyone = seat_everyone();
+      check_settings(everyone);
+      for (const Guest& guest : guests_)
+        if (guest.attendee) hand_out(guest, everyone, memory_fd, process_fd);
+      announce(Verdict{});
+      return everyone;
+    } catch (const Error& error) {
+      announce(bad_verdict(error));
+      throw;
+    }
+  }
+
+ private:
+  void gather_guests() {
+    auto next_look = Clock::now() + std::chrono::seconds(1);
+    while (introduced() + 1 < invitation_.size) {
+      if (Clock::now() >= invitation_.deadline) throw missing_ranks();
+      poll_once(std::min(next_look, invitation_.deadline));
+      if (Clock::now() < next_look) continue;
+      look_for_other_hosts();
+      next_look = Clock::now() + std::chrono::seconds(1);
+    }
+  }
+
+  [[nodiscard]] int introduced() const {
+    return static_cast<int>(
+        std::ranges::count_if(guests_, [](const Guest& g) { return g.attendee.has_value(); }));
+  }
+
+  void poll_once(Deadline until) {
+    std::vector<pollfd> entries{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+    for (const Guest& guest : guests_)
+      entries.push_back({.fd = guest.socket.get(), .events = POLLIN, .revents = 0});
+    if (::poll(entries.data(), entries.size(), static_cast<int>(time_left(until).count())) < 0)
+      return;
+    for (std::size_t i = 1; i < entries.size(); ++i)
+      if (entries[i].revents != 0) advance(guests_[i - 1]);
+    std::erase_if(guests_, [](const Guest& guest) { return !guest.socket; });
+    if (entries[0].revents != 0) welcome();
+  }
+
+  void welcome() {
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket) return;
+    Guest guest{.socket = std::move(socket), .challenge = random_digest(), .attendee = {}};
+    try {
+      send_packet(guest.socket.get(), Challenge{guest.challenge});
+      guests_.push_back(std::move(guest));
+    } catch (const Error&) {
+      // It has gone again; whoever it was, it can come back.
+    }
+  }
+
+  /// Takes the one packet that is there. Whoever breaks the protocol before it has introduced
+  /// itself is a stranger and is dropped; the meeting goes on.
+  void advance(Guest& guest) {
+    if (guest.attendee)
+      throw Error(Errc::peer_lost,
+                  fmt::format("{} went away while group {} was being formed",
+                              who(guest.attendee->introduction), invitation_.group),
+                  {guest.attendee->introduction.rank});
+    try {
+      guest.proved ? take_introduction(guest) : check_proof(guest);
+    } catch (const Error& error) {
+      if (error.code() == Errc::invalid_argument) throw;
+      if (!std::exchange(warned_, true))
+        log_warning(fmt::format("a stranger at the meeting point was dropped: {}", error.what()),
+                    self_.rank);
+      guest.socket.reset();
+    }
+  }
+
+  void check_proof(Guest& guest) {
+    const auto answer = receive_packet<Answer>(guest.socket.get(), Clock::now());
+    if (!same_digest(answer.proof,
+                     member_proof(invitation_.secret, guest.challenge, answer.number)))
+      throw Error(Errc::system, "it does not know the group's secret");
+    send_packet(guest.socket.get(),
+                Counterproof{host_proof(invitation_.secret, guest.challenge, answer.number)});
+    guest.proved = true;
+  }
+
+  void take_introduction(Guest& guest) {
+    std::vector<Fd> fds;
+    Attendee attendee;
+    attendee.introduction = receive_packet<Introduction>(guest.socket.get(), Clock::now(), &fds);
+    if (fds.empty()) throw Error(Errc::system, "an introduction without memory");
+    attendee.memory = std::move(fds[0]);
+    if (fds.size() > 1) attendee.process = std::move(fds[1]);
+    guest.attendee = std::move(attendee);
+  }
+
+  std::vector<Attendee> seat_everyone() {
+    std::vector<Attendee> seats(static_cast<std::size_t>(invitation_.size));
+    std::vector<bool> taken(seats.size());
+    const auto seat = [&](const Introduction& introduction) -> Attendee& {
+      const auto rank = static_cast<std::size_t>(introduction.rank);
+      if (rank >= seats.size() || taken[rank])
+        throw Error(Errc::invalid_argument,
+                    fmt::format("two processes of group {} call themselves rank {}; one is {}",
+                                invitation_.group, introduction.rank, who(introduction)),
+                    {introduction.rank});
+      taken[rank] = true;
+      seats[rank].introduction = introduction;
+      return seats[rank];
+    };
+    seat(self_);
+    for (Guest& guest : guests_) {
+      if (!guest.attendee) continue;
+      Attendee& own = seat(guest.attendee->introduction);
+      own.memory = std::move(guest.attendee->memory);
+      own.process = std::move(guest.attendee->process);
+    }
+    return seats;
+  }
+
+  void check_settings(const std::vector<Attendee>& everyone) const {
+    for (const Attendee& other : everyone) {
+      const Introduction& i = other.introduction;
+      if (i.chunk_bytes != self_.chunk_bytes)
+        throw settings_differ("CCL_CHUNK_BYTES", self_.chunk_bytes, i, i.chunk_bytes);
+      if (i.eager_bytes != self_.eager_bytes)
+        throw settings_differ("CCL_EAGER_BYTES", self_.eager_bytes, i, i.eager_bytes);
+    }
+  }
+
+  [[nodiscard]] Error settings_differ(const char* name, std::uint64_t mine,
+                                      const Introduction& other, std::uint64_t theirs) const {
+    return Error(Errc::mismatch,
+                 fmt::format("{} is {} on rank {} and {} on {}; it must be the same on all ranks",
+                             name, mine, self_.rank, theirs, who(other)),
+                 {self_.rank, other.rank});
+  }
+
+  /// One guest at a time: the kernel limits how many descriptors may be under way.
+  void hand_out(const Guest& guest, const std::vector<Attendee>& everyone, int memory_fd,
+                int process_fd) const {
+    for (const Attendee& other : everyone) {
+      const bool mine = other.introduction.rank == self_.rank;
+      std::vector<int> fds{mine ? memory_fd : other.memory.get()};
+      const int process = mine ? process_fd : other.process.get();
+      if (process >= 0) fds.push_back(process);
+      send_packet(guest.socket.get(), other.introduction, fds);
+    }
+    const auto verdict = receive_packet<Verdict>(guest.socket.get(), invitation_.deadline);
+    throw_if_bad(verdict);
+  }
+
+  void announce(const Verdict& verdict) const noexcept {
+    for (const Guest& guest : guests_) {
+      if (!guest.attendee) continue;
+      try {
+        send_packet(guest.socket.get(), verdict);
+      } catch (const std::exception&) {
+        // It is gone: then it needs no verdict.
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<int> absent() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < invitation_.size; ++rank) {
+      const bool here = rank == self_.rank || std::ranges::any_of(guests_, [&](const Guest& guest) {
+                          return guest.attendee && guest.attendee->introduction.rank == rank;
+                        });
+      if (!here) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  [[nodiscard]] std::optional<std::string> seen_in_store(int rank) const {
+    try {
+      return invitation_.store->get(rank_key(rank), milliseconds(10));
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+  }
+
+  /// A rank that has written to the store from another place will never come here.
+  void look_for_other_hosts() const {
+    for (const int rank : absent()) {
+      const auto seen = seen_in_store(rank);
+      if (!seen || seen->ends_with(" " + place())) continue;
+      const std::string where = seen->substr(0, seen->rfind(' '));
+      throw Error(
+          Errc::invalid_argument,
+          fmt::format("rank {} of group {} runs elsewhere ({}) than rank {} (host {}): groups "
+                      "over several hosts are not supported by this version",
+                      rank, invitation_.group, where, self_.rank, self_.host),
+          {rank});
+    }
+  }
+
+  [[nodiscard]] Error missing_ranks() const {
+    const std::vector<int> ranks = absent();
+    return Error(Errc::timeout,
+                 fmt::format("group {}: rank{} {} did not arrive in time; {} of {} are here",
+                             invitation_.group, ranks.size() == 1 ? "" : "s",
+                             fmt::join(ranks, ", "), introduced() + 1, invitation_.size),
+                 ranks);
+  }
+
+  const Invitation& invitation_;
+  Fd listener_;
+  Introduction self_;
+  std::vector<Guest> guests_;
+  bool warned_ = false;
+};
+
+void prove_each_other(int socket, const Invitation& invitation) {
+  const auto challenge = receive_packet<Challenge>(socket, invitation.deadline);
+  const Digest own = random_digest();
+  send_packet(socket, Answer{own, member_proof(invitation.secret, challenge.number, own)});
+  const auto counter = receive_packet<Counterproof>(socket, invitation.deadline);
+  if (!same_digest(counter.proof, host_proof(invitation.secret, challenge.number, own)))
+    throw Error(Errc::system, "the meeting point does not know the group's secret");
+}
+
+/// The table arrives as one Introduction per rank, unless the meeting failed before.
+Attendee receive_attendee(int socket, Deadline deadline) {
+  union {
+    Introduction introduction;
+    Verdict verdict;
+  } packet{};
+  static_assert(sizeof(Verdict) != sizeof(Introduction), "the size tells them apart");
+  if (!wait_readable(socket, deadline)) throw Error(Errc::timeout, "no answer");
+  char probe[1];
+  const ssize_t bytes = ::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC);
+  if (bytes == sizeof(Verdict)) {
+    receive_packet(socket, &packet.verdict, sizeof packet.verdict, deadline);
+    throw_if_bad(packet.verdict);
+  }
+  Attendee attendee;
+  std::vector<Fd> fds;
+  attendee.introduction = receive_packet<Introduction>(socket, deadline, &fds);
+  if (!fds.empty()) attendee.memory = std::move(fds[0]);
+  if (fds.size() > 1) attendee.process = std::move(fds[1]);
+  return attendee;
+}
+
+std::vector<Attendee> attend(const Invitation& invitation, Fd socket, const Introduction& self,
+                             int memory_fd, int process_fd) {
+  try {
+    prove_each_other(socket.get(), invitation);
+    std::vector<int> fds{memory_fd};
+    if (process_fd >= 0) fds.push_back(process_fd);
+    send_packet(socket.get(), self, fds);
+    // The host waits until the deadline for the others; allow it the time to say who is missing.
+    const Deadline patience = invitation.deadline + std::chrono::seconds(2);
+    std::vector<Attendee> everyone;
+    for (int i = 0; i < invitation.size; ++i)
+      everyone.push_back(receive_attendee(socket.get(), patience));
+    send_packet(socket.get(), Verdict{});
+    throw_if_bad(receive_packet<Verdict>(socket.get(), patience));
+    return everyone;
+  } catch (const Error& error) {
+    // A verdict names ranks; only the socket itself fails without one.
+    const bool socket_failed =
+        error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
+    if (!socket_failed) throw;
+    throw Error(error.code(),
+                fmt::format("group {}: the rank that hosted the meeting went away: {}",
+                            invitation.group, error.what()));
+  }
+}
+
+}  // namespace
+
+std::string host_name() {
+  char name[64] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string agree_on_secret(Store& store, int rank, Deadline deadline) {
+  store.set(rank_key(rank), fmt::format("host {}, pid {} {}", host_name(), ::getpid(), place()));
+  if (rank == 0) {
+    const Digest fresh = random_digest();
+    store.set("secret", to_hex(fresh));
+  }
+  return store.get("secret", time_left(deadline));
+}
+
+std::vector<Attendee> meet(const Invitation& invitation, const Introduction& self, int memory_fd,
+                           int process_fd) {
+  const std::string name = socket_name(invitation.secret);
+  while (Clock::now() < invitation.deadline) {
+    if (Fd listener = listen_on(name))
+      return Host(invitation, std::move(listener), self).run(memory_fd, process_fd);
+    if (Fd socket = connect_to(name))
+      return attend(invitation, std::move(socket), self, memory_fd, process_fd);
+    std::this_thread::sleep_for(milliseconds(1));  // between the host's bind and its listen
+  }
+  throw Error(Errc::timeout, fmt::format("group {}: nobody answered at the meeting point of this "
+                                         "host",
+                                         invitation.group));
+}
+
+}  // namespace tccl

@@ -1,0 +1,58 @@
+// Where the ranks of a group that live on one host find each other and exchange descriptors.
+//
+// That two ranks share a host is proved, never guessed: all try to bind one abstract Unix socket
+// whose name comes from the group's secret. The winner hosts the meeting; the others connect.
+// Abstract sockets have no permissions, so both sides prove that they know the secret before a
+// descriptor is sent. Then everyone gets everyone's memory and pidfd, and the sockets are closed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/crypto.h"
+#include "base/fd.h"
+#include "tccl/store.h"
+
+namespace tccl {
+
+/// What a rank tells about itself. Sent as bytes between processes of one host and one build.
+struct Introduction {
+  std::int32_t rank = 0;
+  std::int32_t pid = 0;
+  Digest memory_id{};
+  Digest token{};
+  std::uint64_t memory_bytes = 0;
+  std::uint64_t region_offset = 0;  // of the group's region in that memory
+  std::uint64_t chunk_bytes = 0;    // settings that shape the region
+  std::uint64_t eager_bytes = 0;
+  char host[64] = {};
+};
+
+struct Attendee {
+  Introduction introduction;
+  Fd memory;
+  Fd process;
+};
+
+struct Invitation {
+  Store* store;
+  std::string group;   // for messages
+  std::string secret;  // see agree_on_secret
+  int size;
+  Deadline deadline;
+};
+
+/// Rank 0 makes the secret; everyone learns it from the store. Each rank also leaves its host and
+/// pid there, so that a rank that cannot be met can be named.
+std::string agree_on_secret(Store& store, int rank, Deadline deadline);
+
+/// Returns all ranks' introductions in rank order (this rank's own without descriptors).
+/// Throws on every rank alike: timeout names who is missing; mismatch names settings that differ.
+std::vector<Attendee> meet(const Invitation& invitation, const Introduction& self, int memory_fd,
+                           int process_fd);
+
+std::string host_name();
+
+}  // namespace tccl

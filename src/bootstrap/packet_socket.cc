@@ -1,0 +1,120 @@
+#include "bootstrap/packet_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/system_error.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+constexpr std::size_t kMaxFdsPerPacket = 4;
+
+struct Address {
+  sockaddr_un un{};
+  socklen_t length = 0;
+
+  explicit Address(const std::string& name) {
+    un.sun_family = AF_UNIX;
+    std::memcpy(un.sun_path + 1, name.data(), name.size());  // a leading NUL: abstract
+    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  }
+  [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&un); }
+};
+
+Fd new_socket() {
+  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd) throw_system_error("socket(AF_UNIX)");
+  return fd;
+}
+
+std::vector<Fd> take_descriptors(msghdr& message) {
+  std::vector<Fd> fds;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+      fds.emplace_back(fd);
+    }
+  }
+  return fds;
+}
+
+}  // namespace
+
+Fd listen_on(const std::string& abstract_name) {
+  Fd fd = new_socket();
+  const Address address(abstract_name);
+  if (::bind(fd.get(), address.get(), address.length) != 0) {
+    if (errno == EADDRINUSE) return {};
+    throw_system_error("bind(abstract socket)");
+  }
+  if (::listen(fd.get(), SOMAXCONN) != 0) throw_system_error("listen(abstract socket)");
+  return fd;
+}
+
+Fd connect_to(const std::string& abstract_name) {
+  Fd fd = new_socket();
+  const Address address(abstract_name);
+  if (::connect(fd.get(), address.get(), address.length) == 0) return fd;
+  if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
+  throw_system_error("connect(abstract socket)");
+}
+
+bool wait_readable(int socket, Deadline deadline) {
+  pollfd entry{.fd = socket, .events = POLLIN, .revents = 0};
+  for (;;) {
+    const int ready = ::poll(&entry, 1, static_cast<int>(time_left(deadline).count()));
+    if (ready > 0) return true;
+    if (ready == 0) return false;
+    if (errno != EINTR) throw_system_error("poll");
+  }
+}
+
+void send_packet(int socket, const void* data, std::size_t bytes, std::span<const int> fds) {
+  iovec part{.iov_base = const_cast<void*>(data), .iov_len = bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerPacket * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
+  }
+  if (::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes)) return;
+  if (errno == EPIPE || errno == ECONNRESET) throw Error(Errc::peer_lost, "connection closed");
+  throw_system_error("sendmsg");
+}
+
+std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline) {
+  if (!wait_readable(socket, deadline)) throw Error(Errc::timeout, "no answer");
+  iovec part{.iov_base = data, .iov_len = bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerPacket * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  const int problem = errno;
+  std::vector<Fd> fds = take_descriptors(message);
+  if (got == 0 || (got < 0 && problem == ECONNRESET))
+    throw Error(Errc::peer_lost, "connection closed");
+  if (got != static_cast<ssize_t>(bytes) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
+    throw Error(Errc::system, "unexpected packet");
+  return fds;
+}
+
+}  // namespace tccl

@@ -1,0 +1,224 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include "communicator/communicator_impl.h"
+#include "communicator/validate.h"
+#include "tccl/error.h"
+
+namespace tccl {
+
+Communicator::~Communicator() = default;
+
+namespace {
+
+std::uint64_t uid_from(const Digest& digest) {
+  std::uint64_t uid = 0;
+  std::memcpy(&uid, digest.data(), sizeof uid);
+  return uid | 1;  // never zero, which means "given back"
+}
+
+std::vector<shm::Member> members_of(ContextImpl& context, std::vector<Attendee> attendees) {
+  std::vector<shm::Member> members;
+  for (const Attendee& attendee : attendees) {
+    auto peer = context.acquaint(attendee);
+    auto* region =
+        reinterpret_cast<shm::Region*>(peer->base() + attendee.introduction.region_offset);
+    members.push_back({std::move(peer), region});
+  }
+  return members;
+}
+
+/// Counts that every rank must pass alike, as one number.
+std::uint64_t hash_of_counts(const Operation& o) {
+  std::uint64_t hash = 1;
+  if (o.op == Op::allgatherv)
+    for (const Block& block : o.out_blocks) hash = mix(hash, block.count);
+  if (o.op == Op::reduce_scatterv)
+    for (const ConstBlock& block : o.in_blocks) hash = mix(hash, block.count);
+  return hash == 1 ? 0 : hash;
+}
+
+/// The v-forms whose ranks know different counts compare them pair by pair, not in the record.
+bool counts_are_private(Op op) {
+  return op == Op::gatherv || op == Op::scatterv || op == Op::alltoallv;
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> context, Store& store,
+                                                   int rank, int size, Options options) {
+  auto impl = std::static_pointer_cast<ContextImpl>(std::move(context));
+  impl->require_usable();
+  if (size < 1 || rank < 0 || rank >= size)
+    throw Error(Errc::invalid_argument,
+                fmt::format("group {}: rank {} of {} makes no sense", options.name, rank, size));
+  const Deadline deadline = deadline_after(options.timeout);
+  const std::string secret = agree_on_secret(store, rank, deadline);
+  const auto layout = shm::RegionLayout::of(size, impl->settings().chunk_bytes);
+  auto group = std::make_shared<shm::Group>(
+      impl->arena(),
+      shm::Group::Identity{options.name, rank, size, uid_from(hmac_sha256(secret, "group")),
+                           options.first_sequence},
+      layout);
+  Introduction self = impl->introduction();
+  self.rank = rank;
+  self.region_offset = group->region_offset();
+  std::vector<Attendee> attendees(1);
+  attendees[0].introduction = self;
+  if (size > 1)
+    attendees = meet({&store, options.name, secret, size, deadline}, self,
+                     impl->arena().memory()->fd(), impl->process_fd());
+  auto members = members_of(*impl, std::move(attendees));
+  group->set_members(std::move(members));
+  auto communicator =
+      std::make_shared<CommunicatorImpl>(impl, std::move(group), std::move(options));
+  impl->remember(communicator);
+  return communicator;
+}
+
+CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
+                                   std::shared_ptr<shm::Group> group, Options options)
+    : context_(std::move(context)),
+      options_(std::move(options)),
+      rank_(group->rank()),
+      size_(group->size()),
+      next_sequence_(options_.first_sequence),
+      group_(std::move(group)),
+      board_(std::make_unique<shm::ShmBoard>(*group_, context_->poll_interrupt())),
+      lane_(std::make_shared<Lane>(
+          context_->drivers(),
+          [this](const Operation& operation, Milliseconds timeout) { execute(operation, timeout); },
+          context_->poll_interrupt())),
+      p2p_(std::make_shared<P2p>(group_, context_->settings().eager_bytes, context_->progress(),
+                                 context_->poll_interrupt())) {
+  context_->progress().add(p2p_);
+}
+
+CommunicatorImpl::~CommunicatorImpl() { close(); }
+
+void CommunicatorImpl::prepare(const Operation& operation, CallOptions& options) {
+  context_->require_usable();
+  if (closed_.load(std::memory_order_relaxed))
+    throw Error(Errc::aborted, fmt::format("group {} is closed", name()));
+  validate(operation, rank_, size_, name());
+  if (group_->failed()) throw group_->failure();
+  if (options.timeout.count() <= 0) options.timeout = options_.timeout;
+}
+
+void CommunicatorImpl::run(const Operation& operation, const CallOptions& options) {
+  CallOptions own = options;
+  prepare(operation, own);
+  if (operation.op == Op::send || operation.op == Op::recv)
+    return p2p_->start(operation, std::move(own))->wait();
+  lane_->run(operation, own);
+}
+
+std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
+  prepare(operation, options);
+  if (operation.op == Op::send || operation.op == Op::recv)
+    return p2p_->start(operation, std::move(options));
+  return lane_->start(operation, std::move(options));
+}
+
+OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm& chosen) const {
+  OpRecord record;
+  record.op = operation.op;
+  record.dtype = operation.dtype;
+  record.reduction = operation.reduction.op;
+  record.factor = operation.reduction.factor;
+  record.algorithm = index_of(chosen);
+  record.root = operation.root;
+  record.count = counts_are_private(operation.op) ? 0 : operation.count;
+  record.counts_hash = hash_of_counts(operation);
+  return record;
+}
+
+void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout) {
+  if (group_->failed()) throw group_->failure();
+  const Call call(operation);
+  const std::size_t bytes = counts_are_private(operation.op) ? 0 : call.bytes();
+  const Algorithm& chosen = context_->algorithms().choose(operation.op, bytes);
+  try {
+    board_->begin(record_of(operation, chosen), deadline_after(timeout), timeout);
+    next_sequence_.store(board_->sequence() + 1, std::memory_order_relaxed);
+    chosen.run(*board_, call);
+    board_->end();
+  } catch (const Error& error) {
+    throw group_->fail(error);
+  } catch (...) {
+    group_->fail(Error(Errc::aborted,
+                       fmt::format("rank {} was interrupted in {}", rank_, board_->operation()),
+                       {rank_}));
+    throw;
+  }
+}
+
+std::exception_ptr CommunicatorImpl::error() const noexcept {
+  const std::lock_guard lock(mutex_);
+  if (left_) return final_error_;
+  return group_->failed() ? std::make_exception_ptr(group_->failure()) : nullptr;
+}
+
+void CommunicatorImpl::abort(const std::string& reason) noexcept {
+  if (context_->forked()) return;
+  const std::lock_guard lock(mutex_);
+  if (left_) return;
+  group_->fail(Error(Errc::aborted,
+                     fmt::format("rank {} aborted group {}: {}", rank_, name(), reason), {rank_}));
+}
+
+void CommunicatorImpl::close() noexcept {
+  if (context_->forked() || closed_.exchange(true)) return;
+  lane_->drain();
+  p2p_->close();
+  const std::lock_guard lock(mutex_);
+  if (group_->failed()) final_error_ = std::make_exception_ptr(group_->failure());
+  left_ = true;
+  group_->close();
+  context_->retire(group_);
+}
+
+std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Options options) {
+  struct Wish {
+    int colour, key, rank, unused;
+    std::uint64_t uid;  // for the new group, if this rank becomes its first
+  };
+  std::vector<Wish> wishes(static_cast<std::size_t>(size_));
+  const Wish own{colour, key, rank_, 0, uid_from(random_digest())};
+  run(allgather(&own, wishes.data(), sizeof own, DType::uint8));
+  std::erase_if(wishes, [&](const Wish& wish) { return wish.colour != colour; });
+  std::ranges::sort(wishes, {}, [](const Wish& w) { return std::tuple(w.key, w.rank); });
+
+  // The members have met already; they only need to know where each one's new region lies.
+  std::shared_ptr<shm::Group> group;
+  if (colour >= 0) {
+    const auto rank = std::ranges::find(wishes, rank_, &Wish::rank) - wishes.begin();
+    const auto size = static_cast<int>(wishes.size());
+    group = std::make_shared<shm::Group>(
+        context_->arena(),
+        shm::Group::Identity{options.name, static_cast<int>(rank), size, wishes.front().uid,
+                             options.first_sequence},
+        shm::RegionLayout::of(size, group_->layout().chunk_bytes));
+  }
+  const std::uint64_t offset = group ? group->region_offset() : 0;
+  std::vector<std::uint64_t> offsets(static_cast<std::size_t>(size_));
+  run(allgather(&offset, offsets.data(), 1, DType::uint64));
+  if (!group) return nullptr;
+
+  std::vector<shm::Member> members;
+  for (const Wish& wish : wishes) {
+    auto peer = group_->peer_handle(wish.rank);
+    auto* place = peer->base() + offsets[static_cast<std::size_t>(wish.rank)];
+    members.push_back({std::move(peer), reinterpret_cast<shm::Region*>(place)});
+  }
+  group->set_members(std::move(members));
+  auto communicator =
+      std::make_shared<CommunicatorImpl>(context_, std::move(group), std::move(options));
+  context_->remember(communicator);
+  return communicator;
+}
+
+}  // namespace tccl

@@ -1,0 +1,58 @@
+// A group of ranks: validates calls, numbers them, and hands them to the lane or to the p2p engine.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "communicator/context.h"
+#include "communicator/lane.h"
+#include "communicator/p2p.h"
+#include "transport/shm/shm_board.h"
+
+namespace tccl {
+
+class CommunicatorImpl final : public Communicator,
+                               public std::enable_shared_from_this<CommunicatorImpl> {
+ public:
+  CommunicatorImpl(std::shared_ptr<ContextImpl> context, std::shared_ptr<shm::Group> group,
+                   Options options);
+  ~CommunicatorImpl() override;
+
+  [[nodiscard]] int rank() const noexcept override { return rank_; }
+  [[nodiscard]] int size() const noexcept override { return size_; }
+  [[nodiscard]] const std::string& name() const noexcept override { return options_.name; }
+
+  using Communicator::run;
+  using Communicator::start;
+  void run(const Operation& operation, const CallOptions& options) override;
+  std::shared_ptr<Work> start(const Operation& operation, CallOptions options) override;
+  std::shared_ptr<Communicator> split(int colour, int key, Options options) override;
+  [[nodiscard]] std::uint32_t next_sequence() const noexcept override {
+    return next_sequence_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::exception_ptr error() const noexcept override;
+  void abort(const std::string& reason) noexcept override;
+  void close() noexcept override;
+
+ private:
+  void prepare(const Operation& operation, CallOptions& options);
+  void execute(const Operation& operation, Milliseconds timeout);
+  [[nodiscard]] OpRecord record_of(const Operation& operation, const Algorithm& chosen) const;
+
+  std::shared_ptr<ContextImpl> context_;
+  Options options_;
+  int rank_;
+  int size_;
+  std::atomic<std::uint32_t> next_sequence_;
+  std::shared_ptr<shm::Group> group_;
+  std::unique_ptr<shm::ShmBoard> board_;  // used by whoever runs the lane
+  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<P2p> p2p_;
+  mutable std::mutex mutex_;  // guards what follows
+  bool left_ = false;         // the group's memory may be given back
+  std::exception_ptr final_error_;
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace tccl

@@ -1,0 +1,84 @@
+// The one owner of everything that a process has once: see include/tccl/communicator.h.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/fork_guard.h"
+#include "base/settings.h"
+#include "bootstrap/meeting.h"
+#include "bootstrap/monitor.h"
+#include "communicator/choose.h"
+#include "communicator/drivers.h"
+#include "communicator/progress.h"
+#include "tccl/communicator.h"
+#include "transport/shm/arena.h"
+#include "transport/shm/group.h"
+
+namespace tccl {
+
+class CommunicatorImpl;
+
+class ContextImpl final : public Context {
+ public:
+  explicit ContextImpl(Options options);
+  ~ContextImpl() override;
+
+  void close() noexcept override;
+
+  [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
+  [[nodiscard]] const AlgorithmTable& algorithms() const noexcept { return algorithms_; }
+  [[nodiscard]] const std::function<void()>& poll_interrupt() const noexcept {
+    return options_.poll_interrupt;
+  }
+  [[nodiscard]] shm::Arena& arena() noexcept { return *arena_; }
+  [[nodiscard]] Drivers& drivers() noexcept { return *drivers_; }
+  [[nodiscard]] Progress& progress() noexcept { return *progress_; }
+  [[nodiscard]] bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
+  /// Throws if this is a forked child or the context is closed.
+  void require_usable() const;
+
+  /// This context's introduction to a group, but for the rank and the region.
+  [[nodiscard]] Introduction introduction() const;
+  [[nodiscard]] int process_fd() const noexcept { return self_->pidfd(); }
+  /// The process behind an introduction, mapped now if it was not known yet.
+  std::shared_ptr<Peer> acquaint(const Attendee& attendee);
+  std::shared_ptr<Peer> self() const noexcept { return self_; }
+
+  void remember(const std::shared_ptr<CommunicatorImpl>& communicator);
+  /// Keeps a closed group's memory until no peer can touch it any more.
+  void retire(std::shared_ptr<shm::Group> group) noexcept;
+
+ private:
+  struct ForkHook final : ForkAware {
+    explicit ForkHook(ContextImpl& owner) : ForkAware(owner.mutex_), context(owner) {}
+    void after_fork_in_child() noexcept override { context.drop_in_child(); }
+    ContextImpl& context;
+  };
+
+  void drop_in_child() noexcept;
+  void reclaim_retired() noexcept;
+  [[nodiscard]] LifeSign& life() const;
+
+  std::mutex mutex_;  // guards the last three members
+  Options options_;
+  Settings settings_;
+  AlgorithmTable algorithms_;
+  std::unique_ptr<shm::Arena> arena_;
+  std::shared_ptr<Peer> self_;
+  std::unique_ptr<Drivers> drivers_;
+  std::unique_ptr<Progress> progress_;
+  std::unique_ptr<Monitor> monitor_;
+  std::atomic<bool> forked_{false};
+  std::atomic<bool> closed_{false};
+  std::map<Digest, std::weak_ptr<Peer>> peers_;
+  std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
+  std::list<std::shared_ptr<shm::Group>> retired_;
+  ForkHook fork_hook_{*this};  // the last to come and the first to go
+};
+
+}  // namespace tccl

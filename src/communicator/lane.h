@@ -1,0 +1,77 @@
+// The ordered queue of one communicator's collectives and who runs them.
+//
+// At most one thread runs the lane at a time and runs its operations in the order of issue. That
+// thread is the caller of a synchronous operation if nothing is queued; a thread that waits for an
+// operation that has not begun; or a driver from the pool. Waking a thread costs tens of
+// microseconds, so a waiter does not wait for the driver: whoever comes first runs the operation.
+// The lane is released before completion callbacks run, so they may issue further operations.
+// Thread-safe.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "communicator/drivers.h"
+#include "communicator/work.h"
+
+namespace tccl {
+
+class Lane;
+
+/// A started collective: an operation that owns the block lists it was given.
+class CollectiveWork final : public WorkState {
+ public:
+  CollectiveWork(std::shared_ptr<Lane> lane, const Operation& operation,
+                 Communicator::CallOptions options);
+
+  [[nodiscard]] const Operation& operation() const noexcept { return operation_; }
+  [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
+
+ private:
+  void help_until_done(Deadline deadline) override;
+  friend class Lane;
+
+  std::shared_ptr<Lane> lane_;
+  std::vector<ConstBlock> in_blocks_;
+  std::vector<Block> out_blocks_;
+  Operation operation_;
+};
+
+class Lane : public std::enable_shared_from_this<Lane> {
+ public:
+  /// `execute` runs one operation to its end and throws its error.
+  using Execute = std::function<void(const Operation&, Milliseconds timeout)>;
+  Lane(Drivers& drivers, Execute execute, std::function<void()> poll_interrupt)
+      : drivers_(drivers),
+        execute_(std::move(execute)),
+        poll_interrupt_(std::move(poll_interrupt)) {}
+
+  void run(const Operation& operation, const Communicator::CallOptions& options);
+  std::shared_ptr<CollectiveWork> start(const Operation& operation,
+                                        Communicator::CallOptions options);
+  /// Waits until everything that was started is complete.
+  void drain() noexcept;
+
+ private:
+  using WorkPtr = std::shared_ptr<CollectiveWork>;
+  friend class CollectiveWork;
+
+  bool try_take_idle();
+  WorkPtr try_take_next();
+  void release();
+  void execute_and_release(const WorkPtr& work);
+  void drive();
+  void help(CollectiveWork& work, Deadline deadline);
+
+  Drivers& drivers_;
+  Execute execute_;
+  std::function<void()> poll_interrupt_;
+  std::mutex mutex_;
+  bool taken_ = false;  // some thread runs an operation of this lane
+  std::deque<WorkPtr> queue_;
+};
+
+}  // namespace tccl

@@ -1,0 +1,453 @@
+#include "communicator/p2p.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "communicator/progress.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+/// Eager messages that a receiver has not claimed may take this much of its memory per sender;
+/// after that even small messages are announced.
+constexpr std::uint64_t kUnclaimedBytes = 1u << 20;
+
+template <class... Args>
+std::exception_ptr make_error(Errc code, std::vector<int> ranks, fmt::format_string<Args...> format,
+                              Args&&... args) {
+  return std::make_exception_ptr(
+      Error(code, fmt::format(format, std::forward<Args>(args)...), std::move(ranks)));
+}
+
+}  // namespace
+
+P2pWork::P2pWork(std::shared_ptr<P2p> engine, const Operation& operation,
+                 Communicator::CallOptions options, std::uint64_t number)
+    : WorkState(std::move(options)),
+      engine_(std::move(engine)),
+      operation_(operation),
+      number_(number),
+      deadline_(deadline_after(this->options().timeout)) {}
+
+void P2pWork::help_until_done(Deadline deadline) { engine_->wait_for(*this, deadline); }
+
+P2p::P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
+         std::function<void()> poll_interrupt)
+    : owned_group_(std::move(group)),
+      group_(*owned_group_),
+      eager_bytes_(eager_bytes),
+      progress_(progress),
+      poll_interrupt_(std::move(poll_interrupt)),
+      outgoing_(static_cast<std::size_t>(group_.size())),
+      incoming_(static_cast<std::size_t>(group_.size())) {}
+
+std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::CallOptions options) {
+  std::vector<WorkPtr> finished;
+  WorkPtr work;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_)
+      throw Error(Errc::aborted, fmt::format("group {} is closed", group_.identity().name));
+    work = std::make_shared<P2pWork>(shared_from_this(), operation, std::move(options),
+                                     next_number_++);
+    outstanding_.insert(work);
+    outstanding_count_.fetch_add(1, std::memory_order_relaxed);
+    if (operation.op == Op::send)
+      outgoing_[static_cast<std::size_t>(operation.root)].unannounced.push_back(work);
+    else
+      match_unexpected(work);
+    advance_locked();
+    finished.swap(finished_);
+  }
+  complete_finished(finished);
+  if (!work->done()) progress_.kick();
+  return work;
+}
+
+bool P2p::advance(bool look_for_trouble) {
+  std::vector<WorkPtr> finished;
+  bool moved = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    moved = advance_locked();
+    if (look_for_trouble)
+      this->look_for_trouble();  // after the data: a peer may have left in order
+    finished.swap(finished_);
+  }
+  complete_finished(finished);
+  return moved || !finished.empty();
+}
+
+bool P2p::advance_locked() {
+  bool moved = false;
+  for (int rank = 0; rank < group_.size(); ++rank) moved |= take_cells(rank);
+  for (int rank = 0; rank < group_.size(); ++rank) moved |= push_cells(rank);
+  return moved;
+}
+
+void P2p::wait_for(P2pWork& work, Deadline deadline) {
+  struct Attend {
+    std::atomic<int>& waiters;
+    explicit Attend(std::atomic<int>& w) : waiters(w) {
+      waiters.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~Attend() { waiters.fetch_sub(1, std::memory_order_relaxed); }
+  } attend(waiters_);
+  auto next_poll = Clock::now();
+  wait_until(
+      group_.mine().p2p_bell, [&] { return work.done() || (advance(false), work.done()); },
+      [&] {
+        advance(true);
+        const auto now = Clock::now();
+        if (poll_interrupt_ && now >= next_poll) {
+          next_poll = now + std::chrono::milliseconds(100);
+          poll_interrupt_();
+        }
+        return work.done() || now >= deadline;
+      });
+}
+
+// --- receiving ---
+
+bool P2p::take_cells(int source) {
+  const std::uint64_t offset =
+      group_.region(source).peer_line(group_.rank()).channel.load(std::memory_order_acquire);
+  if (offset == 0) return false;  // it has never sent to us
+  auto* channel = reinterpret_cast<shm::Channel*>(group_.peer(source).base() + offset);
+  Incoming& from = incoming_[static_cast<std::size_t>(source)];
+  const std::uint64_t posted =
+      channel->posted.load(std::memory_order_acquire);  // pairs with post_cell
+  if (posted == from.taken) return false;
+  for (; from.taken != posted; ++from.taken) {
+    const std::byte* cell = channel->cell(from.taken, eager_bytes_);
+    shm::CellHeader header;
+    std::memcpy(&header, cell, sizeof header);
+    take_cell(source, header, cell + sizeof header);
+  }
+  group_.mine().peer_line(source).cells_taken.store(
+      from.taken,
+      std::memory_order_release);  // pairs with has_room
+  ring_fence();
+  group_.region(source).p2p_bell.ring_if_asleep();
+  return true;
+}
+
+void P2p::take_cell(int source, const shm::CellHeader& header, const std::byte* payload) {
+  const auto peer = static_cast<std::size_t>(source);
+  switch (header.kind) {
+    case shm::CellKind::eager:
+    case shm::CellKind::announce: {
+      const bool eager = header.kind == shm::CellKind::eager;
+      if (const WorkPtr receive = match(source, header.tag)) {
+        eager ? deliver_eager(receive, source, payload, header.payload_bytes)
+              : grant(receive, source, header.message, header.message_bytes);
+        return;
+      }
+      unexpected_.push_back({source,
+                             header.tag,
+                             header.message,
+                             header.message_bytes,
+                             eager,
+                             {payload, payload + header.payload_bytes}});
+      return;
+    }
+    case shm::CellKind::grant: {
+      Outgoing& to = outgoing_[peer];
+      if (auto node = to.awaiting_grant.extract(header.message))
+        to.granted.push_back(node.mapped());
+      return;
+    }
+    case shm::CellKind::data: {
+      const auto found = incoming_[peer].granted.find(header.message);
+      if (found == incoming_[peer].granted.end()) return;  // cancelled meanwhile
+      const WorkPtr receive = found->second;
+      std::memcpy(static_cast<std::byte*>(receive->operation_.out) + receive->moved_bytes_, payload,
+                  header.payload_bytes);
+      receive->moved_bytes_ += header.payload_bytes;
+      if (receive->moved_bytes_ < receive->operation_.count) return;
+      incoming_[peer].granted.erase(found);
+      finish(receive, nullptr);
+      return;
+    }
+  }
+}
+
+P2p::WorkPtr P2p::match(int source, std::uint64_t tag) {
+  const auto found = std::ranges::find_if(receives_, [&](const WorkPtr& receive) {
+    const Operation& wanted = receive->operation_;
+    return (wanted.root == source || wanted.root == kAnySource) && wanted.tag == tag;
+  });
+  if (found == receives_.end()) return nullptr;
+  WorkPtr receive = *found;
+  receives_.erase(found);
+  return receive;
+}
+
+void P2p::match_unexpected(const WorkPtr& receive) {
+  const Operation& wanted = receive->operation_;
+  const auto found = std::ranges::find_if(unexpected_, [&](const Unexpected& message) {
+    return (wanted.root == message.source || wanted.root == kAnySource) &&
+           wanted.tag == message.tag;
+  });
+  if (found == unexpected_.end()) {
+    receives_.push_back(receive);
+    return;
+  }
+  const Unexpected message = std::move(*found);
+  unexpected_.erase(found);
+  message.eager ? deliver_eager(receive, message.source, message.payload.data(), message.bytes)
+                : grant(receive, message.source, message.message, message.bytes);
+}
+
+bool P2p::size_agrees(const WorkPtr& receive, int source, std::uint64_t bytes) {
+  receive->set_source(source);
+  if (bytes == receive->operation_.count) return true;
+  finish(receive, make_error(Errc::mismatch, {group_.rank(), source},
+                             "group {}: rank {} receives {} bytes with tag {}, but {} sent {}",
+                             group_.identity().name, group_.rank(), receive->operation_.count,
+                             receive->operation_.tag, group_.who(source), bytes));
+  return false;
+}
+
+void P2p::deliver_eager(const WorkPtr& receive, int source, const std::byte* payload,
+                        std::uint64_t bytes) {
+  group_.mine().peer_line(source).eager_matched.fetch_add(bytes, std::memory_order_relaxed);
+  if (!size_agrees(receive, source, bytes)) return;
+  if (bytes != 0) std::memcpy(receive->operation_.out, payload, bytes);
+  finish(receive, nullptr);
+}
+
+void P2p::grant(const WorkPtr& receive, int source, std::uint64_t message, std::uint64_t bytes) {
+  if (!size_agrees(receive, source, bytes)) return;
+  const auto peer = static_cast<std::size_t>(source);
+  incoming_[peer].granted[message] = receive;
+  outgoing_[peer].grants.push_back(message);
+}
+
+// --- sending ---
+
+bool P2p::push_cells(int destination) {
+  Outgoing& to = outgoing_[static_cast<std::size_t>(destination)];
+  bool moved = false;
+  while (push_one(destination, to)) moved = true;
+  if (!moved) return false;
+  ring_fence();
+  group_.region(destination).p2p_bell.ring_if_asleep();
+  return true;
+}
+
+bool P2p::push_one(int destination, Outgoing& to) {
+  if (to.grants.empty() && to.unannounced.empty() && to.granted.empty()) return false;
+  if (!has_room(destination, to)) return false;
+  if (!to.grants.empty()) {
+    post_cell(destination, to, {shm::CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
+    to.grants.pop_front();
+  } else if (!to.unannounced.empty()) {
+    announce(destination, to);
+  } else {
+    push_piece(destination, to);
+  }
+  return true;
+}
+
+void P2p::announce(int destination, Outgoing& to) {
+  const WorkPtr work = std::move(to.unannounced.front());
+  to.unannounced.pop_front();
+  const Operation& message = work->operation_;
+  if (may_be_eager(destination, to, message.count)) {
+    to.eager_sent += message.count;
+    post_cell(destination, to,
+              {shm::CellKind::eager, static_cast<std::uint32_t>(message.count), message.tag, 0,
+               message.count},
+              message.in);
+    finish(work, nullptr);
+    return;
+  }
+  const std::uint64_t number = work->message_ = next_message_++;
+  to.awaiting_grant[number] = work;
+  post_cell(destination, to, {shm::CellKind::announce, 0, message.tag, number, message.count},
+            nullptr);
+}
+
+bool P2p::may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const {
+  if (bytes == 0) return true;
+  if (bytes > eager_bytes_) return false;
+  const std::uint64_t matched = group_.region(destination)
+                                    .peer_line(group_.rank())
+                                    .eager_matched.load(std::memory_order_relaxed);
+  return to.eager_sent - matched + bytes <= kUnclaimedBytes;
+}
+
+void P2p::push_piece(int destination, Outgoing& to) {
+  const WorkPtr work = to.granted.front();
+  const std::uint64_t left = work->operation_.count - work->moved_bytes_;
+  const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, eager_bytes_));
+  post_cell(destination, to, {shm::CellKind::data, bytes, 0, work->message_, 0},
+            static_cast<const std::byte*>(work->operation_.in) + work->moved_bytes_);
+  work->moved_bytes_ += bytes;
+  if (work->moved_bytes_ < work->operation_.count) return;
+  to.granted.pop_front();
+  finish(work, nullptr);
+}
+
+bool P2p::has_room(int destination, const Outgoing& to) const {
+  const std::uint64_t taken =
+      group_.region(destination)
+          .peer_line(group_.rank())
+          .cells_taken.load(std::memory_order_acquire);  // pairs with take_cells
+  return to.posted - taken < shm::kCells;
+}
+
+void P2p::post_cell(int destination, Outgoing& to, const shm::CellHeader& header,
+                    const void* payload) {
+  if (to.channel == nullptr) {
+    std::size_t offset = 0;
+    to.channel = new (group_.lease_more(shm::Channel::bytes(eager_bytes_), &offset)) shm::Channel();
+    group_.mine().peer_line(destination).channel.store(offset, std::memory_order_release);
+  }
+  std::byte* cell = to.channel->cell(to.posted, eager_bytes_);
+  std::memcpy(cell, &header, sizeof header);
+  if (header.payload_bytes != 0) std::memcpy(cell + sizeof header, payload, header.payload_bytes);
+  to.channel->posted.store(++to.posted, std::memory_order_release);  // pairs with take_cells
+}
+
+// --- ends, good and bad ---
+
+void P2p::finish(const WorkPtr& work, std::exception_ptr error) {
+  if (outstanding_.erase(work) == 0) return;
+  outstanding_count_.fetch_sub(1, std::memory_order_relaxed);
+  work->pending_error_ = std::move(error);
+  finished_.push_back(work);
+}
+
+void P2p::complete_finished(std::vector<WorkPtr>& finished) {
+  if (finished.empty()) return;
+  for (const WorkPtr& work : finished) {
+    if (!work->pending_error_) continue;
+    try {
+      std::rethrow_exception(work->pending_error_);
+    } catch (const Error& error) {
+      // Any failure but a local cancellation ends the group, so that the peer learns of it too.
+      if (error.code() != Errc::aborted)
+        work->pending_error_ = std::make_exception_ptr(group_.fail(error));
+    } catch (...) {
+    }
+  }
+  for (const WorkPtr& work : finished) work->complete(work->pending_error_);
+  ring_fence();
+  group_.mine().p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
+}
+
+void P2p::look_for_trouble() {
+  if (group_.failed()) return fail_all(std::make_exception_ptr(group_.failure()));
+  for (const WorkPtr& work : std::vector<WorkPtr>(outstanding_.begin(), outstanding_.end())) {
+    const std::exception_ptr error = trouble_with(*work);
+    if (!error) continue;
+    advance_locked();  // its last words may have come between the look at data and that at death
+    if (outstanding_.contains(work)) return fail_all(error);
+  }
+}
+
+std::exception_ptr P2p::trouble_with(P2pWork& work) {
+  shm::Absence absence = shm::Absence::none;
+  const int lost = lost_peer(work, &absence);
+  if (absence != shm::Absence::none)
+    return make_error(Errc::peer_lost, {lost}, "{} {} during {}", group_.who(lost),
+                      absence == shm::Absence::died ? "died" : "left the group", describe(work));
+  if (Clock::now() >= work.deadline_) return timed_out(work);
+  if (work.operation_.root == kAnySource) return nullptr;
+  const std::uint32_t beat = group_.peer(work.operation_.root).heartbeat();
+  if (beat != work.heartbeat_ || work.heartbeat_changed_ == Clock::time_point()) {
+    work.heartbeat_ = beat;
+    work.heartbeat_changed_ = Clock::now();
+  }
+  return nullptr;
+}
+
+/// The peer without which the operation cannot end. A receive from anyone ends with the first
+/// death, or when everyone has left.
+int P2p::lost_peer(const P2pWork& work, shm::Absence* absence) const {
+  if (work.operation_.root != kAnySource) {
+    if (work.operation_.root != group_.rank()) *absence = group_.absence(work.operation_.root);
+    return work.operation_.root;
+  }
+  int left = 0;
+  int last = -1;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (rank == group_.rank()) continue;
+    const shm::Absence a = group_.absence(rank);
+    if (a == shm::Absence::none) continue;
+    last = rank;
+    ++left;
+    if (a == shm::Absence::died) {
+      *absence = a;
+      return rank;
+    }
+  }
+  if (left != 0 && left == group_.size() - 1) *absence = shm::Absence::left;
+  return last;
+}
+
+std::string P2p::describe(const P2pWork& work) const {
+  const Operation& o = work.operation_;
+  const std::string other = o.root == kAnySource ? "any rank" : fmt::format("rank {}", o.root);
+  return fmt::format("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(o.op), work.number_,
+                     o.count, o.op == Op::send ? "to" : "from", other, o.tag,
+                     group_.identity().name);
+}
+
+std::exception_ptr P2p::timed_out(P2pWork& work) const {
+  const double limit = std::chrono::duration<double>(work.options().timeout).count();
+  const auto silence = Clock::now() - work.heartbeat_changed_;
+  std::string text = fmt::format("{} timed out after {:.1f} s", describe(work), limit);
+  std::vector<int> ranks;
+  if (work.operation_.root != kAnySource) {
+    ranks.push_back(work.operation_.root);
+    const bool stalled = work.heartbeat_changed_ != Clock::time_point() && silence >= kStalledAfter;
+    text += fmt::format(
+        "; {} {}", group_.who(work.operation_.root),
+        stalled ? "is stalled: it shows no sign of life" : "lives but has not matched it");
+  }
+  return make_error(Errc::timeout, std::move(ranks), "{}", text);
+}
+
+void P2p::fail_all(const std::exception_ptr& error) {
+  const std::vector<WorkPtr> all(outstanding_.begin(), outstanding_.end());
+  for (const WorkPtr& work : all) finish(work, error);
+  receives_.clear();
+  for (Incoming& from : incoming_) from.granted.clear();
+  for (Outgoing& to : outgoing_) {
+    to.grants.clear();
+    to.unannounced.clear();
+    to.awaiting_grant.clear();
+    to.granted.clear();
+  }
+}
+
+void P2p::close() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto cancelled =
+        make_error(Errc::aborted, {}, "group {} was closed", group_.identity().name);
+    const std::list<WorkPtr> receives = std::move(receives_);
+    receives_.clear();
+    for (const WorkPtr& work : receives) finish(work, cancelled);
+  }
+  while (has_outstanding()) {
+    if (!advance(true)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  advance(false);  // completes the cancelled receives
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  // Whoever waits has nothing left to wait for, but may still be about to leave its bell.
+  while (is_attended()) sched_yield();
+}
+
+}  // namespace tccl

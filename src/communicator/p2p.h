@@ -1,0 +1,149 @@
+// Sends and receives of one communicator: matching and progress.
+//
+// A receive matches the first message from its source (or from anyone) with its tag; messages of
+// one sender with one tag are matched in the order in which they were sent. Small messages travel
+// at once ("eager"), as long as the receiver has not too many of them unclaimed; larger ones are
+// announced, and their data follows when the receiver has matched and granted them.
+//
+// There is no thread of its own: the call itself, every thread in wait(), and the context's
+// progress thread move data, under one lock that is never held while waiting. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "communicator/work.h"
+#include "transport/shm/channel.h"
+#include "transport/shm/group.h"
+
+namespace tccl {
+
+class P2p;
+class Progress;
+
+class P2pWork final : public WorkState {
+ public:
+  P2pWork(std::shared_ptr<P2p> engine, const Operation& operation,
+          Communicator::CallOptions options, std::uint64_t number);
+
+ private:
+  friend class P2p;
+  void help_until_done(Deadline deadline) override;
+
+  std::shared_ptr<P2p> engine_;
+  Operation operation_;
+  std::uint64_t number_;  // for messages to people
+  Deadline deadline_;
+  std::uint64_t message_ = 0;  // for the receiver, once announced
+  std::uint64_t moved_bytes_ = 0;
+  std::exception_ptr pending_error_;
+  std::uint32_t heartbeat_ = 0;  // of the peer, to tell a stalled one
+  Clock::time_point heartbeat_changed_;
+};
+
+class P2p : public std::enable_shared_from_this<P2p> {
+ public:
+  P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
+      std::function<void()> poll_interrupt);
+
+  std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
+
+  /// Moves what can be moved; true if anything was. `look_for_trouble` also checks deadlines and
+  /// dead peers.
+  bool advance(bool look_for_trouble);
+  [[nodiscard]] bool has_outstanding() const noexcept {
+    return outstanding_count_.load(std::memory_order_relaxed) != 0;
+  }
+  /// A thread in wait() moves the data itself; the progress thread need not.
+  [[nodiscard]] bool is_attended() const noexcept {
+    return waiters_.load(std::memory_order_relaxed) != 0;
+  }
+
+  /// Cancels receives and waits for sends, each up to its deadline. Nothing moves afterwards.
+  void close() noexcept;
+
+ private:
+  using WorkPtr = std::shared_ptr<P2pWork>;
+  friend class P2pWork;
+
+  struct Unexpected {
+    int source;
+    std::uint64_t tag;
+    std::uint64_t message;
+    std::uint64_t bytes;
+    bool eager;
+    std::vector<std::byte> payload;
+  };
+  /// Traffic towards one rank.
+  struct Outgoing {
+    shm::Channel* channel = nullptr;
+    std::uint64_t posted = 0;
+    std::uint64_t eager_sent = 0;
+    std::deque<std::uint64_t> grants;  // of messages announced by that rank
+    std::deque<WorkPtr> unannounced;
+    std::map<std::uint64_t, WorkPtr> awaiting_grant;
+    std::deque<WorkPtr> granted;
+  };
+  /// Traffic from one rank.
+  struct Incoming {
+    std::uint64_t taken = 0;
+    std::map<std::uint64_t, WorkPtr> granted;
+  };
+
+  void wait_for(P2pWork& work, Deadline deadline);
+  bool advance_locked();
+
+  bool take_cells(int source);
+  void take_cell(int source, const shm::CellHeader& header, const std::byte* payload);
+  WorkPtr match(int source, std::uint64_t tag);
+  void match_unexpected(const WorkPtr& receive);
+  void deliver_eager(const WorkPtr& receive, int source, const std::byte* payload,
+                     std::uint64_t bytes);
+  void grant(const WorkPtr& receive, int source, std::uint64_t message, std::uint64_t bytes);
+  bool size_agrees(const WorkPtr& receive, int source, std::uint64_t bytes);
+
+  bool push_cells(int destination);
+  bool push_one(int destination, Outgoing& to);
+  void announce(int destination, Outgoing& to);
+  void push_piece(int destination, Outgoing& to);
+  [[nodiscard]] bool may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const;
+  void post_cell(int destination, Outgoing& to, const shm::CellHeader& header, const void* payload);
+  [[nodiscard]] bool has_room(int destination, const Outgoing& to) const;
+
+  void look_for_trouble();
+  [[nodiscard]] std::exception_ptr trouble_with(P2pWork& work);
+  [[nodiscard]] int lost_peer(const P2pWork& work, shm::Absence* absence) const;
+  [[nodiscard]] std::string describe(const P2pWork& work) const;
+  [[nodiscard]] std::exception_ptr timed_out(P2pWork& work) const;
+  void fail_all(const std::exception_ptr& error);
+  void finish(const WorkPtr& work, std::exception_ptr error);
+  void complete_finished(std::vector<WorkPtr>& finished);
+
+  std::shared_ptr<shm::Group> owned_group_;
+  shm::Group& group_;
+  std::size_t eager_bytes_;
+  Progress& progress_;
+  std::function<void()> poll_interrupt_;
+  std::atomic<int> waiters_{0};
+  std::atomic<std::size_t> outstanding_count_{0};
+
+  std::mutex mutex_;  // guards everything below; never held while waiting or in callbacks
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::list<WorkPtr> receives_;  // posted and unmatched, in order
+  std::list<Unexpected> unexpected_;
+  std::set<WorkPtr> outstanding_;
+  std::vector<WorkPtr> finished_;  // to be completed once the lock is released
+  bool closed_ = false;
+  std::uint64_t next_number_ = 1;
+  std::uint64_t next_message_ = 1;
+};
+
+}  // namespace tccl

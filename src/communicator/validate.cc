@@ -1,0 +1,108 @@
+#include "communicator/validate.h"
+
+#include <fmt/format.h>
+
+#include "algorithms/registry.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+class Validator {
+ public:
+  Validator(const Operation& operation, int rank, int size, const std::string& group)
+      : o_(operation), rank_(rank), size_(size), group_(group) {}
+
+  void run() const {
+    if (reduces(o_.op)) check_reduction();
+    check_root();
+    const bool is_root = rank_ == o_.root;
+    switch (o_.op) {
+      case Op::barrier:
+        return;
+      case Op::send:
+        return check_in();
+      case Op::recv:
+        return check_out();
+      case Op::broadcast:
+      case Op::allreduce:
+      case Op::allgather:
+      case Op::reduce_scatter:
+      case Op::alltoall:
+        check_in();
+        return check_out();
+      case Op::reduce:
+      case Op::gather:
+        check_in();
+        return is_root ? check_out() : void();
+      case Op::scatter:
+        check_out();
+        return is_root ? check_in() : void();
+      case Op::allgatherv:
+        check_blocks("output", o_.out_blocks);
+        return require(
+            o_.out_blocks[static_cast<std::size_t>(rank_)].count == 0 || o_.in != nullptr,
+            "input is null");
+      case Op::gatherv:
+        check_in();
+        return is_root ? check_blocks("output", o_.out_blocks) : void();
+      case Op::scatterv:
+        check_out();
+        return is_root ? check_blocks("input", o_.in_blocks) : void();
+      case Op::reduce_scatterv:
+        check_blocks("input", o_.in_blocks);
+        return require(
+            o_.in_blocks[static_cast<std::size_t>(rank_)].count == 0 || o_.out != nullptr,
+            "output is null");
+      case Op::alltoallv:
+        check_blocks("input", o_.in_blocks);
+        return check_blocks("output", o_.out_blocks);
+    }
+  }
+
+ private:
+  void require(bool good, const std::string& problem) const {
+    if (!good)
+      throw Error(
+          Errc::invalid_argument,
+          fmt::format("{} on rank {} of group {}: {}", name_of(o_.op), rank_, group_, problem),
+          {rank_});
+  }
+
+  void check_reduction() const {
+    require(supports(o_.dtype, o_.reduction.op),
+            fmt::format("{} means nothing for {}", name_of(o_.reduction.op), name_of(o_.dtype)));
+  }
+
+  void check_root() const {
+    if (o_.op == Op::recv && o_.root == kAnySource) return;
+    if (!has_root(o_.op) && o_.op != Op::send && o_.op != Op::recv) return;
+    require(o_.root >= 0 && o_.root < size_,
+            fmt::format("unexpected rank {}; the group has {} ranks", o_.root, size_));
+  }
+
+  void check_in() const { require(o_.count == 0 || o_.in != nullptr, "input is null"); }
+  void check_out() const { require(o_.count == 0 || o_.out != nullptr, "output is null"); }
+
+  template <class Blocks>
+  void check_blocks(const char* what, const Blocks& blocks) const {
+    require(blocks.size() == static_cast<std::size_t>(size_),
+            fmt::format("{} has {} blocks for {} ranks", what, blocks.size(), size_));
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      require(blocks[i].count == 0 || blocks[i].data != nullptr,
+              fmt::format("{} block {} is null", what, i));
+  }
+
+  const Operation& o_;
+  int rank_;
+  int size_;
+  const std::string& group_;
+};
+
+}  // namespace
+
+void validate(const Operation& operation, int rank, int size, const std::string& group) {
+  Validator(operation, rank, size, group).run();
+}
+
+}  // namespace tccl

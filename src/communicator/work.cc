@@ -1,0 +1,67 @@
+#include "communicator/work.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "tccl/error.h"
+
+namespace tccl {
+
+Work::~Work() = default;
+
+namespace {
+
+constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
+
+void run_callback(const std::function<void()>& callback) noexcept {
+  try {
+    callback();
+  } catch (const std::exception& error) {
+    log_warning(std::string("a completion callback threw: ") + error.what());
+  }
+}
+
+}  // namespace
+
+void WorkState::on_done(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+void WorkState::complete(std::exception_ptr error) noexcept {
+  const auto keep_this = shared_from_this();
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    callbacks.swap(callbacks_);
+    done_.store(1, std::memory_order_release);  // pairs with done()
+  }
+  options_.keepalive.reset();
+  futex_wake_all(done_, FutexScope::local);
+  for (const auto& callback : callbacks) run_callback(callback);
+}
+
+void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt) {
+  while (!done()) {
+    const auto now = Clock::now();
+    if (now >= deadline) return;
+    futex_wait(done_, 0, std::min<Clock::duration>(deadline - now, kInterruptPeriod),
+               FutexScope::local);
+    if (!done() && poll_interrupt) poll_interrupt();
+  }
+}
+
+void WorkState::wait_by(Deadline deadline) {
+  if (!done()) help_until_done(deadline);
+  if (!done()) throw Error(Errc::timeout, "wait() gave up before the operation was complete");
+  if (error_) std::rethrow_exception(error_);
+}
+
+}  // namespace tccl

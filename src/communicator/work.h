@@ -1,0 +1,54 @@
+// The state of a started operation. See include/tccl/communicator.h for the contract.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "tccl/communicator.h"
+
+namespace tccl {
+
+class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
+ public:
+  explicit WorkState(Communicator::CallOptions options) : options_(std::move(options)) {}
+
+  [[nodiscard]] bool done() const noexcept override {
+    return done_.load(std::memory_order_acquire) != 0;  // pairs with complete()
+  }
+  [[nodiscard]] std::exception_ptr error() const noexcept override {
+    return done() ? error_ : nullptr;
+  }
+  [[nodiscard]] int source() const noexcept override { return source_; }
+  void on_done(std::function<void()> callback) override;
+  void wait() override { wait_by(Deadline::max()); }
+  void wait(Milliseconds timeout) override { wait_by(deadline_after(timeout)); }
+
+  /// Called once, with no lock held: wakes waiters and runs callbacks.
+  void complete(std::exception_ptr error) noexcept;
+
+ protected:
+  /// Returns when the work is done or the deadline has passed.
+  virtual void help_until_done(Deadline deadline) = 0;
+  /// Sleeps until completion by another thread, at most until `deadline`; polls for interrupts.
+  void sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt);
+  void set_source(int rank) noexcept { source_ = rank; }
+  [[nodiscard]] const Communicator::CallOptions& options() const noexcept { return options_; }
+
+ private:
+  void wait_by(Deadline deadline);
+
+  Communicator::CallOptions options_;
+  std::atomic<std::uint32_t> done_{0};
+  std::exception_ptr error_;
+  int source_ = -1;
+  std::mutex mutex_;
+  std::vector<std::function<void()>> callbacks_;
+};
+
+}  // namespace tccl

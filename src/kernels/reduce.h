@@ -1,0 +1,22 @@
+// Element-wise reduction of several sources into one destination, the only arithmetic in the
+// library.
+//
+// Sources are combined in the order given (rank order), so every rank gets the same bits.
+// 16- and 8-bit floats are accumulated in float32 and rounded once, to nearest even. Integers wrap.
+// MIN and MAX propagate NaN; on a tie the earlier source wins. Safe from any thread.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "tccl/types.h"
+
+namespace tccl::kernels {
+
+/// `destination` may be one of the sources, but may not overlap one in part. `factors` has one
+/// entry per source for premul_sum and is ignored otherwise. Requires supports(dtype, op) and at
+/// least one source.
+void reduce(void* destination, std::span<const void* const> sources, std::size_t count, DType dtype,
+            ReduceOp op, std::span<const double> factors);
+
+}  // namespace tccl::kernels

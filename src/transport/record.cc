@@ -1,0 +1,37 @@
+#include "transport/record.h"
+
+#include <fmt/format.h>
+
+#include "algorithms/registry.h"
+
+namespace tccl {
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  // The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+  std::uint64_t z = hash + 0x9e3779b97f4a7c15 + value;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
+  std::uint64_t hash = mix(previous, record.sequence);
+  hash = mix(hash, static_cast<std::uint64_t>(record.op) << 24 |
+                       static_cast<std::uint64_t>(record.dtype) << 16 |
+                       static_cast<std::uint64_t>(record.reduction) << 8 | record.algorithm);
+  hash = mix(hash, static_cast<std::uint32_t>(record.root));
+  hash = mix(hash, record.count);
+  return mix(hash, record.counts_hash);
+}
+
+std::string describe(const OpRecord& record) {
+  std::string text = fmt::format("{}(", name_of(record.op));
+  if (record.op != Op::barrier)
+    text += fmt::format("count {}, {}, ", record.count, name_of(record.dtype));
+  if (reduces(record.op)) text += fmt::format("{}, ", name_of(record.reduction));
+  if (record.root >= 0) text += fmt::format("root {}, ", record.root);
+  if (record.counts_hash != 0) text += fmt::format("counts #{:04x}, ", record.counts_hash & 0xffff);
+  return text + fmt::format("algorithm {})", algorithm(record.algorithm).name);
+}
+
+}  // namespace tccl

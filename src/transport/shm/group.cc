@@ -1,0 +1,99 @@
+#include "transport/shm/group.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <new>
+
+namespace tccl::shm {
+
+Group::Group(Arena& arena, Identity identity, RegionLayout layout)
+    : arena_(arena),
+      identity_(std::move(identity)),
+      layout_(layout),
+      leases_{arena.lease(layout.total_bytes)},
+      mine_(new (arena.at(leases_.front())) Region()) {
+  mine_->position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
+  for (int rank = 0; rank < size(); ++rank) new (&mine_->peer_line(rank)) PeerLine();
+  mine_->uid.store(identity_.uid, std::memory_order_release);  // pairs with absence()
+}
+
+Group::~Group() {
+  // Without members nobody else has seen the region (the meeting failed).
+  if (members_.empty())
+    for (const Lease& lease : leases_) arena_.give_back(lease);
+}
+
+void Group::set_members(std::vector<Member> members) { members_ = std::move(members); }
+
+std::string Group::who(int rank) const {
+  return fmt::format("rank {} ({})", rank, peer(rank).where());
+}
+
+Absence Group::absence(int rank) const noexcept {
+  const Region& other = region(rank);
+  // Leaving is looked at first: after a normal exit the mutex word tells nothing.
+  if (other.uid.load(std::memory_order_acquire) != identity_.uid ||
+      other.closed.load(std::memory_order_acquire) != 0 || peer(rank).said_goodbye())
+    return Absence::left;
+  return peer(rank).died() ? Absence::died : Absence::none;
+}
+
+std::byte* Group::lease_more(std::size_t bytes, std::size_t* offset) {
+  const std::lock_guard lock(mutex_);
+  leases_.push_back(arena_.lease(bytes));
+  *offset = leases_.back().offset;
+  return arena_.at(leases_.back());
+}
+
+Error Group::failure() const {
+  const int reporter = static_cast<int>(mine_->poisoned_by.load(std::memory_order_acquire)) - 1;
+  const FailureRecord& record = region(reporter).failure;
+  std::vector<int> ranks(record.ranks, record.ranks + record.rank_count);
+  return {record.code, record.text, std::move(ranks)};
+}
+
+Error Group::fail(const Error& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (failed()) return failure();  // whoever was first tells the others
+  FailureRecord& record = mine_->failure;
+  record.code = reason.code();
+  std::strncpy(record.text, reason.what(), sizeof record.text - 1);
+  record.rank_count = static_cast<std::int32_t>(std::min<std::size_t>(reason.ranks().size(), 4));
+  std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
+  poison(*mine_);
+  for (int rank = 0; rank < size(); ++rank)
+    if (region(rank).uid.load(std::memory_order_acquire) == identity_.uid) poison(region(rank));
+  return failure();
+}
+
+void Group::poison(Region& other) noexcept {
+  // Whoever was poisoned before keeps the first reason.
+  std::uint32_t expected = 0;
+  other.poisoned_by.compare_exchange_strong(expected, static_cast<std::uint32_t>(rank()) + 1,
+                                            std::memory_order_acq_rel);  // pairs with failed()
+  ring_fence();
+  other.lane_bell.ring_if_asleep();
+  other.p2p_bell.ring_if_asleep();
+}
+
+void Group::close() noexcept {
+  mine_->closed.store(1, std::memory_order_release);  // pairs with absence()
+  ring_fence();
+  for (int rank = 0; rank < size(); ++rank) {
+    if (region(rank).uid.load(std::memory_order_acquire) != identity_.uid) continue;
+    region(rank).lane_bell.ring_if_asleep();
+    region(rank).p2p_bell.ring_if_asleep();
+  }
+}
+
+bool Group::try_reclaim() noexcept {
+  for (int rank = 0; rank < size(); ++rank)
+    if (rank != this->rank() && absence(rank) == Absence::none) return false;
+  const std::lock_guard lock(mutex_);
+  for (const Lease& lease : leases_) arena_.give_back(lease);
+  leases_.clear();
+  return true;
+}
+
+}  // namespace tccl::shm

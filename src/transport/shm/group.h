@@ -1,0 +1,87 @@
+// The members of one group on this host: who they are, whether they live, and how the group dies.
+// Thread-safe.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "bootstrap/liveness.h"
+#include "transport/shm/arena.h"
+#include "transport/shm/region.h"
+
+namespace tccl::shm {
+
+struct Member {
+  std::shared_ptr<Peer> peer;
+  Region* region = nullptr;
+};
+
+/// A rank that does not show signs of life, as seen by someone who waits for it.
+enum class Absence { none, died, left };
+
+class Group {
+ public:
+  struct Identity {
+    std::string name;
+    int rank = 0;
+    int size = 1;
+    std::uint64_t uid = 0;
+    std::uint32_t first_sequence = 1;
+  };
+
+  /// Prepares this rank's region; peers may be told of it afterwards.
+  Group(Arena& arena, Identity identity, RegionLayout layout);
+  ~Group();
+  void set_members(std::vector<Member> members);
+
+  [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
+  [[nodiscard]] int rank() const noexcept { return identity_.rank; }
+  [[nodiscard]] int size() const noexcept { return identity_.size; }
+  [[nodiscard]] const RegionLayout& layout() const noexcept { return layout_; }
+  [[nodiscard]] std::size_t region_offset() const noexcept { return leases_.front().offset; }
+  [[nodiscard]] Arena& arena() noexcept { return arena_; }
+
+  [[nodiscard]] Region& mine() const noexcept { return *mine_; }
+  [[nodiscard]] Region& region(int rank) const { return *members_[index(rank)].region; }
+  [[nodiscard]] Peer& peer(int rank) const { return *members_[index(rank)].peer; }
+  [[nodiscard]] const std::shared_ptr<Peer>& peer_handle(int rank) const {
+    return members_[index(rank)].peer;
+  }
+  /// "rank 3 (host b, pid 4711)"
+  [[nodiscard]] std::string who(int rank) const;
+  [[nodiscard]] Absence absence(int rank) const noexcept;
+
+  /// More shared memory of this rank, given back together with the region.
+  std::byte* lease_more(std::size_t bytes, std::size_t* offset);
+
+  // --- death of the group ---
+  [[nodiscard]] bool failed() const noexcept {
+    return mine_->poisoned_by.load(std::memory_order_acquire) != 0;  // pairs with fail()
+  }
+  /// Why it failed; call only after failed().
+  [[nodiscard]] Error failure() const;
+  /// Declares the group dead for all members. The first reason stays. Returns that reason.
+  Error fail(const Error& reason) noexcept;
+
+  // --- end of the membership ---
+  void close() noexcept;
+  /// Gives the memory back if nobody can touch it any more.
+  bool try_reclaim() noexcept;
+
+ private:
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  void poison(Region& region) noexcept;
+
+  Arena& arena_;
+  Identity identity_;
+  RegionLayout layout_;
+  std::vector<Lease> leases_;  // the region first
+  Region* mine_;
+  std::vector<Member> members_;
+  std::mutex mutex_;  // guards leases_ and the writing of the failure record
+};
+
+}  // namespace tccl::shm

@@ -1,0 +1,88 @@
+// The layout of one rank's part of a group in its own shared memory. Peers map it.
+//
+// Only the owner writes, with three exceptions, each a single atomic word: a peer may ring a bell,
+// poison a region, and announce itself as a sleeper. A region is given back only when every peer
+// has left the group or died (see Group::try_reclaim), so a late write never hits someone else's.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/wait.h"
+#include "tccl/error.h"
+#include "transport/record.h"
+
+namespace tccl::shm {
+
+inline constexpr std::uint32_t kSlots = 4;
+/// A rank is at most kSlots operations ahead of another; twice that is kept to explain errors.
+inline constexpr std::uint32_t kLogLength = 16;
+static_assert(kLogLength >= 4 * kSlots);
+
+/// Where a rank is: sequence number of its collective and number of steps posted in it. The 64-bit
+/// value only grows (modulo 2^64, so 32-bit sequence numbers may wrap).
+using Position = std::uint64_t;
+constexpr Position position_of(std::uint32_t sequence, std::uint32_t steps) {
+  return (Position{sequence} << 32) | steps;
+}
+constexpr bool reached(Position here, Position there) {
+  return static_cast<std::int64_t>(here - there) >= 0;
+}
+static_assert(reached(position_of(0, 1), position_of(0xffffffff, 7)), "sequence numbers wrap");
+static_assert(!reached(position_of(5, 2), position_of(5, 3)));
+
+/// Why a rank declared the group dead. Written once, before anyone is poisoned.
+struct FailureRecord {
+  Errc code;
+  std::int32_t rank_count;
+  std::int32_t ranks[4];
+  char text[480];
+};
+
+/// What a rank keeps per peer for point-to-point traffic.
+struct alignas(64) PeerLine {
+  std::atomic<std::uint64_t> channel;        // offset of my channel to that peer; 0: none yet
+  std::atomic<std::uint64_t> cells_taken;    // cells that I have taken from that peer's channel
+  std::atomic<std::uint64_t> eager_matched;  // bytes of its eager messages that found a receive
+};
+
+struct Region {
+  alignas(64) std::atomic<std::uint64_t> uid;  // of the group; any other value: the owner has left
+  std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
+  std::atomic<std::uint32_t> poisoned_by;      // 1 + the rank whose failure record says why
+  alignas(64) std::atomic<Position> position;
+  Bell lane_bell;  // the owner's collective lane sleeps here
+  Bell p2p_bell;   // threads that wait for the owner's sends and receives
+  FailureRecord failure;
+  OpRecord log[kLogLength];
+
+  [[nodiscard]] PeerLine& peer_line(int rank) {
+    return reinterpret_cast<PeerLine*>(this + 1)[rank];
+  }
+};
+static_assert(std::atomic<Position>::is_always_lock_free);
+
+struct RegionLayout {
+  std::size_t chunk_bytes;
+  std::size_t area_bytes;
+  std::size_t slots_offset;
+  std::size_t total_bytes;
+
+  static constexpr std::size_t round_up(std::size_t n, std::size_t to) {
+    return (n + to - 1) / to * to;
+  }
+  static RegionLayout of(int size, std::size_t chunk_bytes) {
+    const auto ranks = static_cast<std::size_t>(size);
+    // Room for one largest element, or a pair of 64-bit counts, per rank.
+    const std::size_t area = round_up(std::max(chunk_bytes, kMaxElementBytes * ranks), 64);
+    const std::size_t slots = round_up(sizeof(Region) + ranks * sizeof(PeerLine), 4096);
+    return {chunk_bytes, area, slots, slots + kSlots * 2 * area};
+  }
+  [[nodiscard]] std::size_t slot_offset(std::uint64_t step) const {
+    return slots_offset + (step % kSlots) * 2 * area_bytes;
+  }
+};
+
+}  // namespace tccl::shm

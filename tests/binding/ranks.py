@@ -1,0 +1,132 @@
+"""Runs a function on N ranks in real processes, and scripts in fresh interpreters.
+
+run_ranks(3, check_something, argument) calls check_something(rank, size, argument) in three
+processes in which the group "ccl" exists, and returns what they returned. Processes come from a
+server that has torch loaded already, so that a run takes tenths of a second, not many seconds.
+No run outlives its bound: a rank that is late prints its Python stack and ends.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+BOUND_S = 60
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch_ccl"])
+
+
+class Rank:
+    """A rank as the test sees it: its process, and what it returned or how it failed."""
+
+    def __init__(self, process, connection):
+        self.process = process
+        self._connection = connection
+        self.value = None
+        self.failure = None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def finish(self, deadline: float) -> None:
+        try:
+            if not self._connection.poll(max(0, deadline - time.monotonic())):
+                self.failure = "was still running at the end of its time"
+            else:
+                self.value, self.failure = self._connection.recv()
+        except EOFError:
+            self.process.join(5)
+            self.failure = f"ended without a word, exit code {self.process.exitcode}"
+        self.process.join(max(1, deadline - time.monotonic()))
+
+
+def init_group(rank: int, size: int, store: str, timeout_s: float = BOUND_S) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "ccl",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def _rank_main(rank, size, store, bound_s, function, args, connection):
+    faulthandler.dump_traceback_later(bound_s, exit=True)
+    try:
+        import torch.distributed as dist
+
+        init_group(rank, size, store)
+        value = function(rank, size, *args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        connection.send((value, None))
+    except BaseException:
+        connection.send((None, traceback.format_exc()))
+    connection.close()
+
+
+@contextlib.contextmanager
+def started_ranks(size: int, function, *args, bound_s: float = BOUND_S):
+    """Starts the ranks; on leaving they are waited for, and then have .value or .failure."""
+    deadline = time.monotonic() + bound_s + 5
+    ranks = []
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            for rank in range(size):
+                mine, theirs = _context.Pipe(duplex=False)
+                store = str(Path(directory) / "store")
+                process = _context.Process(
+                    target=_rank_main, args=(rank, size, store, bound_s, function, args, theirs)
+                )
+                process.start()
+                theirs.close()
+                ranks.append(Rank(process, mine))
+            yield ranks
+            for rank in ranks:
+                rank.finish(deadline)
+        finally:
+            for rank in ranks:
+                if rank.process.is_alive():
+                    rank.process.kill()
+                    rank.process.join()
+
+
+def run_ranks(size: int, function, *args, bound_s: float = BOUND_S) -> list:
+    with started_ranks(size, function, *args, bound_s=bound_s) as ranks:
+        pass
+    failures = [f"rank {r} {rank.failure}" for r, rank in enumerate(ranks) if rank.failure]
+    assert not failures, "\n".join(failures)
+    return [rank.value for rank in ranks]
+
+
+def start_script(script: str, *args: str, **environment: str) -> subprocess.Popen:
+    """A fresh interpreter that runs `script`; for what a forked process cannot show."""
+    return subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", script, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def run_script(script: str, *args: str, **environment: str) -> str:
+    """Returns what it printed; it must end well."""
+    process = start_script(script, *args, **environment)
+    try:
+        out, err = process.communicate(timeout=BOUND_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
+    return out

@@ -1,0 +1,226 @@
+#include "rank.h"
+
+#include <unistd.h>
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "collective_run.h"
+#include "formats.h"
+#include "groups.h"
+#include "point_to_point.h"
+#include "reference.h"
+#include "tccl/tccl.h"
+
+namespace conformance {
+
+namespace {
+
+constexpr std::size_t kMostPending = 4;  // asynchronous operations that are open at once
+constexpr std::uint64_t kMostLines = 3;  // of failures, from one rank
+
+/// One system call, so that lines of several ranks do not mix.
+void print_line(const std::string& text) {
+  const std::string line = text + "\n";
+  if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) ::_exit(2);
+}
+
+/// The library's tables must say what the reference says.
+void check_tables() {
+  for (int d = 0; d < tccl::kDTypeCount; ++d) {
+    const auto dtype = static_cast<tccl::DType>(d);
+    if (tccl::size_of(dtype) != element_bytes(dtype)) {
+      throw std::logic_error("size_of(" + std::string(name_of(dtype)) + ") is wrong");
+    }
+    for (int r = 0; r < tccl::kReduceOpCount; ++r) {
+      const auto op = static_cast<tccl::ReduceOp>(r);
+      if (tccl::supports(dtype, op) != reference_supports(dtype, op)) {
+        throw std::logic_error("supports(" + std::string(name_of(dtype)) + ", " +
+                               std::string(name_of(op)) + ") is wrong");
+      }
+    }
+  }
+}
+
+bool is_refused(tccl::Communicator& world, tccl::DType dtype, tccl::ReduceOp op) {
+  std::byte in[tccl::kMaxElementBytes] = {};
+  std::byte out[tccl::kMaxElementBytes] = {};
+  try {
+    world.run(tccl::allreduce(in, out, 1, dtype, op));
+  } catch (const tccl::Error& error) {
+    return error.code() == tccl::Errc::invalid_argument;
+  }
+  return false;
+}
+
+/// What has no meaning is refused on the spot and does the group no harm.
+void check_refusals(tccl::Communicator& world) {
+  const std::uint32_t before = world.next_sequence();
+  for (int d = 0; d < tccl::kDTypeCount; ++d) {
+    for (int r = 0; r < tccl::kReduceOpCount; ++r) {
+      const auto dtype = static_cast<tccl::DType>(d);
+      const auto op = static_cast<tccl::ReduceOp>(r);
+      if (!reference_supports(dtype, op) && !is_refused(world, dtype, op)) {
+        throw std::logic_error("allreduce of " + std::string(name_of(dtype)) + " with " +
+                               std::string(name_of(op)) + " was not refused");
+      }
+    }
+  }
+  if (world.next_sequence() != before) throw std::logic_error("refused calls took a number");
+  world.run(tccl::barrier());
+}
+
+class Rank {
+ public:
+  Rank(const Run& run, int rank) : run_(run), rank_(rank) {}
+  /// After an error operations may still be open: they must end before their buffers do.
+  ~Rank() {
+    if (context_) context_->close();
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  void run_all();
+  void report(const Case& one, const std::string& who, const std::string& problem);
+  [[nodiscard]] const Case& current() const { return *current_; }
+
+ private:
+  void create();
+  void run_case(const Case& one);
+  void run_collective(const Case& one, Group group);
+  void finish_oldest();
+  void check(CollectiveRun& collective);
+  void check_barrier(const Case& one, const Group& group);
+  void leave(const Case& one, const Group& group);
+  [[nodiscard]] std::uint64_t seed() const { return run_.options.request.seed; }
+
+  const Run& run_;
+  int rank_;
+  const Case* current_ = run_.cases.data();  // for messages
+  std::shared_ptr<tccl::Context> context_;
+  std::shared_ptr<tccl::Store> store_;
+  std::shared_ptr<tccl::Communicator> world_;
+  std::optional<Groups> groups_;
+  std::deque<std::unique_ptr<CollectiveRun>> pending_;
+};
+
+std::string place_in(const Group& group, const Case& one) {
+  std::string text = "rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size());
+  if (is_rooted(one.op) || one.pattern == Pattern::any_source) {
+    text += " root=" + std::to_string(one.root(group.size()));
+  }
+  return text;
+}
+
+void Rank::create() {
+  context_ = tccl::Context::create();
+  store_ = tccl::file_store(run_.store_directory);
+  tccl::Communicator::Options options;
+  options.first_sequence = run_.options.first_sequence;
+  // The library's own error says more than the watchdog, so it should come first.
+  options.timeout = std::chrono::seconds(run_.options.watchdog_s) * 3 / 4;
+  world_ = tccl::Communicator::create(context_, *store_, rank_, run_.options.request.ranks,
+                                      std::move(options));
+  groups_.emplace(seed(), world_);
+}
+
+void Rank::run_all() {
+  check_tables();
+  create();
+  for (const Case& one : run_.cases) {
+    if (one.index < run_.options.first || one.index > run_.options.last) continue;
+    current_ = &one;
+    run_case(one);
+  }
+  while (!pending_.empty()) finish_oldest();
+  check_refusals(*world_);
+  groups_->close();
+}
+
+void Rank::run_case(const Case& one) {
+  run_.board.begin(rank_, one.index);
+  std::optional<Group> group = groups_->group_for(one);
+  if (!group) {
+    run_.board.count_finished(rank_);
+  } else if (one.pattern == Pattern::none) {
+    run_collective(one, std::move(*group));
+  } else {
+    if (auto problem = run_pattern(seed(), one, *group)) {
+      report(one, place_in(*group, one), *problem);
+    }
+    leave(one, *group);
+  }
+}
+
+void Rank::run_collective(const Case& one, Group group) {
+  const bool async = one.async_on(group.rank());
+  auto collective = std::make_unique<CollectiveRun>(seed(), one, std::move(group));
+  if (!async) {
+    collective->run();
+    check(*collective);
+    return;
+  }
+  collective->start();
+  pending_.push_back(std::move(collective));
+  if (pending_.size() == kMostPending) finish_oldest();
+}
+
+void Rank::finish_oldest() {
+  const std::unique_ptr<CollectiveRun> oldest = std::move(pending_.front());
+  pending_.pop_front();
+  oldest->wait();
+  check(*oldest);
+}
+
+void Rank::check(CollectiveRun& collective) {
+  const Case& one = collective.description();
+  if (auto problem = collective.check()) report(one, place_in(collective.group(), one), *problem);
+  if (one.op == tccl::Op::barrier) check_barrier(one, collective.group());
+  if (same_result_everywhere(one.op)) {
+    run_.board.set_hash(rank_, one.index, collective.output_hash());
+  }
+  leave(one, collective.group());
+}
+
+void Rank::check_barrier(const Case& one, const Group& group) {
+  for (const int member : group.world_ranks) {
+    if (run_.board.begun(member) <= one.index) {
+      report(one, place_in(group, one),
+             "left before world rank " + std::to_string(member) + " came");
+    }
+  }
+}
+
+void Rank::leave(const Case& one, const Group& group) {
+  if (one.members == Members::fresh) group.communicator->close();
+  run_.board.count_finished(rank_);
+}
+
+void Rank::report(const Case& one, const std::string& who, const std::string& problem) {
+  run_.board.count_failure(rank_);
+  if (run_.board.failures(rank_) > kMostLines) return;
+  print_line(failure_line(run_, one, who, problem));
+}
+
+}  // namespace
+
+void run_rank(const Run& run, int rank) noexcept {
+  Rank self(run, rank);
+  try {
+    self.run_all();
+  } catch (const std::exception& error) {
+    self.report(self.current(), "world rank " + std::to_string(rank), error.what());
+  }
+}
+
+std::string failure_line(const Run& run, const Case& one, const std::string& who,
+                         const std::string& problem) {
+  return "FAILED " + describe(one) + " P=" + std::to_string(run.options.request.ranks) + " " + who +
+         ": " + problem + " | reproduce: " + command_for(run.options, one.index);
+}
+
+}  // namespace conformance

@@ -1,0 +1,84 @@
+"""The library against the reference: every collective, dtype and reduction over real ranks."""
+
+import functools
+import re
+
+import pytest
+from programs import BUILD_DIR, run
+
+SEED = 1
+# Cases per number of ranks with default settings. Up to four ranks every combination of collective,
+# dtype and reduction comes several times, beyond that they are drawn.
+CASES = {1: 2100, 2: 5120, 3: 5120, 4: 5120, 5: 1500, 6: 1200, 7: 1000, 8: 1000, 9: 1000}
+REQUIRED_CASES = 20_000
+# Where the default choice of algorithm changes.
+LIMITS = ["--limit-bytes", 65536]
+TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
+# Operations with more than one row in the table of algorithms.
+FORCED = [
+    ("allreduce", "CCL_ALLREDUCE=direct"),
+    ("allreduce", "CCL_ALLREDUCE=pipelined"),
+    ("reduce", "CCL_REDUCE=direct"),
+    ("reduce", "CCL_REDUCE=pipelined"),
+]
+
+
+def conformance(ranks: int, cases: int, *options) -> int:
+    """Runs the program and returns the number of cases that passed."""
+    command = ["--ranks", ranks, "--cases", cases, "--seed", SEED, *options]
+    finished = run([BUILD_DIR / "tests/conformance", *command])
+    print(finished.output)
+    closing = re.search(r"^conformance: P=\d+ cases=(\d+) failed=(\d+)", finished.output, re.M)
+    assert finished.returncode == 0, finished.output[-4000:]
+    assert closing, "no closing line"
+    assert int(closing[2]) == 0
+    assert int(closing[1]) == cases
+    return cases
+
+
+@functools.cache
+def default_run(ranks: int) -> int:
+    return conformance(ranks, CASES[ranks], *LIMITS)
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_default_settings(ranks):
+    default_run(ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 9])
+def test_slots_of_16_bytes(ranks):
+    conformance(ranks, 1500 if ranks <= 4 else 500, *TINY)
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize(("operation", "setting"), FORCED)
+@pytest.mark.parametrize("sizes", [LIMITS, TINY], ids=["default", "tiny"])
+def test_forced_algorithm(ranks, operation, setting, sizes):
+    conformance(ranks, 400, "--ops", operation, "--set", setting, *sizes)
+
+
+def test_sequence_numbers_wrap():
+    conformance(3, 300, "--first-sequence", 2**32 - 3)
+
+
+@pytest.mark.tsan
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("sizes", [[], ["--chunk-bytes", 64, "--eager-bytes", 64]])
+def test_ranks_as_threads(ranks, sizes):
+    conformance(ranks, 500, "--threads", *sizes)
+
+
+@pytest.mark.tsan
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("operation", "setting"), FORCED)
+def test_forced_algorithm_with_ranks_as_threads(ranks, operation, setting):
+    sizes = ["--chunk-bytes", 64]
+    conformance(ranks, 150, "--threads", "--ops", operation, "--set", setting, *sizes)
+
+
+@pytest.mark.timeout(900)  # runs again what was not selected
+def test_enough_cases():
+    total = sum(default_run(ranks) for ranks in CASES)
+    print(f"conformance cases with default settings: {total}, seed {SEED}")
+    assert total >= REQUIRED_CASES

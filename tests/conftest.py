@@ -1,0 +1,81 @@
+"""What all tests share: the path of a program, the rule for skips, the last line of a run."""
+
+import os
+from pathlib import Path
+
+import pytest
+from programs import BUILD_DIR, ROOT
+
+
+@pytest.fixture
+def program():
+    """program("conformance") is the path of a built test program."""
+
+    def find(name: str) -> Path:
+        path = BUILD_DIR / "tests" / name
+        assert path.exists(), f"{path} is not built: make native"
+        return path
+
+    return find
+
+
+# ---- skips: on the reference machine every one must have a reason in tests/allowed_skips
+
+
+def reference_machine() -> bool:
+    try:
+        release = Path("/etc/os-release").read_text()
+    except OSError:
+        return False
+    fields = dict(line.split("=", 1) for line in release.splitlines() if "=" in line)
+    debian_12 = fields.get("ID") == "debian" and fields.get("VERSION_ID", "").strip('"') == "12"
+    return os.geteuid() == 0 and debian_12
+
+
+def allowed_skips() -> list[str]:
+    lines = (ROOT / "tests/allowed_skips").read_text().splitlines()
+    return [name for line in lines if (name := line.split("#")[0].strip())]
+
+
+STRICT_SKIPS = reference_machine()
+ALLOWED_SKIPS = tuple(allowed_skips())
+
+
+def refuse_skip(report):
+    if not STRICT_SKIPS or report.outcome != "skipped" or hasattr(report, "wasxfail"):
+        return
+    if not report.nodeid.startswith(ALLOWED_SKIPS):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped but is not in tests/allowed_skips: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+# ---- the last line of a run
+
+
+def pytest_unconfigure(config):
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or config.option.collectonly or not hasattr(reporter, "_session"):
+        return
+
+    def count(*outcomes):
+        return sum(len(reporter.stats.get(outcome, [])) for outcome in outcomes)
+
+    passed = count("passed", "xpassed")
+    failed = count("failed", "error")
+    skipped = count("skipped", "xfailed")
+    reporter.write_line(f"{passed} passed, {failed} failed, {skipped} skipped")

@@ -1,0 +1,108 @@
+"""The installed C++ package, used the way somebody outside this repository would."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from programs import ROOT, run
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the library
+
+
+def shell(script, *arguments, **options) -> str:
+    result = run(["bash", "-euc", script, "bash", *arguments], **options)
+    assert result.returncode == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    """The library, configured with CMake's defaults and installed to a path with a space."""
+    build = tmp_path_factory.mktemp("build")
+    prefix = tmp_path_factory.mktemp("install") / "a prefix"
+    shell(
+        'cmake "$1" -DCMAKE_INSTALL_PREFIX="$2" && make -j"$(nproc)" install',
+        ROOT,
+        prefix,
+        cwd=build,
+        env={k: v for k, v in os.environ.items() if k != "CMAKE_GENERATOR"},
+    )
+    return prefix
+
+
+def test_installed_files(prefix):
+    for path in (
+        "lib/libtccl.so",
+        "lib/cmake/tccl/tcclConfig.cmake",
+        "include/tccl/tccl.h",
+        "env/setvars.sh",
+        "env/vars.sh",
+    ):
+        assert (prefix / path).is_file(), path
+
+
+@pytest.mark.parametrize("script", ["setvars.sh", "vars.sh"])
+@pytest.mark.parametrize("tail", ["", ":/earlier"])
+def test_setvars_twice(prefix, script, tail):
+    """Under `set -eu`, with lists that are unset or have entries: each directory is added once."""
+    before = {"LD_LIBRARY_PATH": tail[1:], "CMAKE_PREFIX_PATH": tail[1:]} if tail else {}
+    output = shell(
+        '. "$1/env/$2"; . "$1/env/$2"; env',
+        prefix,
+        script,
+        env={"PATH": os.environ["PATH"], **before},
+    )
+    after = dict(line.split("=", 1) for line in output.splitlines())
+    assert after["CCL_ROOT"] == str(prefix)
+    assert after["PATH"] == f"{prefix}/bin:{os.environ['PATH']}"
+    assert after["LD_LIBRARY_PATH"] == f"{prefix}/lib{tail}"
+    assert after["CMAKE_PREFIX_PATH"] == f"{prefix}{tail}"
+
+
+def test_setvars_in_plain_sh(prefix):
+    script = '. ./env/setvars.sh; . "$CCL_ROOT/env/setvars.sh"; echo "$LD_LIBRARY_PATH"'
+    result = run(["sh", "-euc", script], cwd=prefix, env={"PATH": os.environ["PATH"]})
+    assert (result.returncode, result.output.strip()) == (0, f"{prefix}/lib")
+
+
+def test_exports_only_our_symbols(prefix):
+    table = shell('nm -DC --defined-only "$1/lib/libtccl.so"', prefix)
+    symbols = [line.split(maxsplit=2)[2] for line in table.splitlines()]
+    ours = re.compile("((typeinfo|typeinfo name|vtable) for )?tccl::")
+    assert symbols
+    assert [name for name in symbols if not ours.match(name)] == []
+
+
+def test_needs_no_torch(prefix):
+    needed = [
+        line
+        for line in shell('readelf -d "$1/lib/libtccl.so"', prefix).splitlines()
+        if "NEEDED" in line
+    ]
+    assert needed
+    assert not [line for line in needed if "torch" in line or "python" in line]
+
+
+def test_example_outside_the_tree(prefix, tmp_path):
+    source = shutil.copytree(ROOT / "examples/cpp", tmp_path / "example", dirs_exist_ok=True)
+    shell('. "$1/env/setvars.sh"; cmake -B build; cmake --build build', prefix, cwd=source)
+
+    ranks = [
+        subprocess.Popen(
+            [source / "build/allreduce", str(rank), "2", tmp_path / "store"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert outputs == [f"rank {rank} of 2: sum = 3\n" for rank in range(2)]
+    assert [rank.returncode for rank in ranks] == [0, 0]

@@ -1,0 +1,57 @@
+"""Runs the C++ unit tests: every GoogleTest case of every program is one test here."""
+
+import re
+import subprocess
+
+import pytest
+from programs import BUILD_DIR, run
+
+GROUP_ABOVE = 60  # a program with more cases is run suite by suite, to start fewer processes
+
+
+def cases_of(program) -> list[str]:
+    """`Suite.case` names, from a listing of suites with their cases indented below them."""
+    listing = subprocess.run(
+        [program, "--gtest_list_tests"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    cases, suite = [], ""
+    for line in listing.splitlines():
+        name = line.split("#")[0].rstrip()
+        if name.startswith("  "):
+            cases.append(suite + name.strip())
+        elif name.endswith("."):
+            suite = name
+    return cases
+
+
+def filters_of(program) -> list[str]:
+    cases = cases_of(program)
+    if len(cases) > GROUP_ABOVE:
+        return list(dict.fromkeys(case.split(".")[0] + ".*" for case in cases))
+    return cases
+
+
+def marks_of(case: str):
+    """Suites that start processes are left out under TSan."""
+    return [] if re.search("Process|DeathTest", case.split(".")[0]) else [pytest.mark.tsan]
+
+
+def all_cases():
+    programs = sorted((BUILD_DIR / "tests").glob("*_test"))
+    if not programs:
+        pytest.fail(f"no test programs in {BUILD_DIR}/tests: make native", pytrace=False)
+    for program in programs:
+        for case in filters_of(program):
+            yield pytest.param(program, case, id=f"{program.name}-{case}", marks=marks_of(case))
+
+
+@pytest.mark.parametrize("program, case", list(all_cases()))
+def test_case(program, case):
+    result = run([program, f"--gtest_filter={case}", "--gtest_color=no"])
+    if result.returncode != 0:
+        pytest.fail(
+            f"{program.name} exited with {result.returncode}\n{result.output}", pytrace=False
+        )
+    assert "[  PASSED  ]" in result.output, result.output
+    if "[  SKIPPED ]" in result.output:
+        pytest.skip(result.output)

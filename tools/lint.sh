@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Formatting and static checks of our own files. Needs build/release and, for binding/, build/package.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+status=0
+
+check() { # check <what> <command...>
+  echo "lint: $1"
+  shift
+  "$@" || status=1
+}
+# Reads file names, one per line; no output unless something is found.
+tidy() { xargs -r -n 2 -P "$(nproc)" clang-tidy --quiet -p "$1" 2> >(grep -Ev '^[0-9]+ warnings? generated' >&2); }
+existing() { for path in "$@"; do [ ! -e "$path" ] || echo "$path"; done; }
+
+mapfile -t cpp < <(find include src binding tests examples bench -name '*.h' -o -name '*.cc' 2>/dev/null | sort)
+mapfile -t python < <(existing python tests examples tools bench)
+
+check "clang-format" clang-format --dry-run -Werror "${cpp[@]}"
+check "clang-tidy src" tidy build/release < <(find src -name '*.cc' | sort)
+if [ -e build/package/compile_commands.json ]; then
+  check "clang-tidy binding" tidy build/package < <(find binding -name '*.cc' | sort)
+fi
+check "ruff check" .venv/bin/ruff check --quiet "${python[@]}"
+check "ruff format" .venv/bin/ruff format --quiet --diff "${python[@]}"
+
+[ $status -ne 0 ] || echo "lint: clean"
+exit $status

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Prepares this machine: system packages that are missing, then .venv with requirements-dev.txt.
+#   tools/setup.sh          what building and testing need
+#   tools/setup.sh lint     what `make lint` needs on top
+# PYTHON names the interpreter for .venv (default python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+
+die() { echo "setup: $*" >&2; exit 1; }
+has_command() { command -v "$1" >/dev/null; }
+has_header() { g++ -E -x c++ -include "$1" /dev/null >/dev/null 2>&1; }
+has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
+has_python_headers() {
+  "$python" -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' 2>/dev/null
+}
+
+# Looks at what is usable, not at what dpkg knows: compiler, Python and libraries may come from elsewhere.
+find_missing() {
+  missing=()
+  if [ "${1:-}" = lint ]; then
+    has_command clang-format || missing+=(clang-format)
+    has_command clang-tidy || missing+=(clang-tidy)
+    return
+  fi
+  has_command g++ || missing+=(g++)
+  has_command cmake || missing+=(cmake)
+  has_command ninja || missing+=(ninja-build)
+  has_command make || missing+=(make)
+  has_command git || missing+=(git)
+  has_header openssl/hmac.h || missing+=(libssl-dev)
+  has_header fmt/format.h || missing+=(libfmt-dev)
+  has_header gtest/gtest.h || missing+=(libgtest-dev)
+  has_command "$python" || missing+=(python3)
+  has_venv || missing+=(python3-venv)
+  has_python_headers || missing+=(python3-dev)
+}
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+can_install() { has_command apt-get && as_root true 2>/dev/null; }
+
+find_missing "$@"
+if [ ${#missing[@]} -gt 0 ]; then
+  can_install || die "missing packages: ${missing[*]} (install them: sudo apt-get install ${missing[*]})"
+  has_command ccache || missing+=(ccache)  # welcome, never demanded
+  echo "setup: installing ${missing[*]}"
+  as_root apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  hash -r
+  find_missing "$@"
+  [ ${#missing[@]} -eq 0 ] || die "still missing after installation: ${missing[*]}"
+fi
+[ "${1:-}" != lint ] || exit 0
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  die "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1); choose one: make build PYTHON=python3.11"
+
+wanted=$(sha256sum <requirements-dev.txt)
+if [ "$(cat .venv/.requirements 2>/dev/null)" != "$wanted" ]; then
+  .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
+  echo "setup: installing Python packages into .venv"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+  echo "$wanted" >.venv/.requirements
+fi

@@ -137,8 +137,8 @@ def check_options(rank: int, size: int) -> None:
     made = group._get_backend(torch.device("cpu")).options
     assert made._timeout == timedelta(seconds=8) and made.global_ranks_in_group == [0, 1]
     assert options._timeout == timedelta(seconds=9)  # the caller's object is not touched
-    # longer than any clock can count
-    forever = dist.new_group([0, 1], timeout=timedelta.max)
+    # longer than clocks count in nanoseconds
+    forever = dist.new_group([0, 1], timeout=timedelta(days=1000 * 365))
     dist.barrier(group=forever)
 
 
@@ -268,10 +268,12 @@ def run_two(script: str) -> list[str]:
     "last_words",
     [
         "dist.all_reduce(torch.ones(4))",
-        "work = dist.all_reduce(torch.ones(1 << 20), async_op=True)",
-        "dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda f: f.value())",
+        "work = dist.all_reduce(torch.ones(1 << 20), async_op=True); work.wait()",
+        "dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda f: 1).wait()",
         "group = dist.new_group([0, 1]); dist.barrier(group); del group",
         "dist.barrier(); time.sleep(rank)",
+        # an operation that nobody joins and nobody waits for
+        "work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else time.sleep(1)",
         "dist.destroy_process_group(); dist.init_process_group('ccl', store=dist.HashStore(), "
         "rank=0, world_size=1)",
     ],

@@ -9,7 +9,7 @@ from programs import BUILD_DIR, run
 SEED = 1
 # Cases per number of ranks with default settings. Up to four ranks every combination of collective,
 # dtype and reduction comes several times, beyond that they are drawn.
-CASES = {1: 2100, 2: 5120, 3: 5120, 4: 5120, 5: 1500, 6: 1200, 7: 1000, 8: 1000, 9: 1000}
+CASES = {1: 2100, 2: 5120, 3: 5120, 4: 5120, 5: 2500, 6: 2500, 7: 2000, 8: 2000, 9: 2000}
 REQUIRED_CASES = 20_000
 # Where the default choice of algorithm changes.
 LIMITS = ["--limit-bytes", 65536]
@@ -48,7 +48,7 @@ def test_default_settings(ranks):
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 9])
 def test_slots_of_16_bytes(ranks):
-    conformance(ranks, 1500 if ranks <= 4 else 500, *TINY)
+    conformance(ranks, 3000 if ranks <= 4 else 1000, *TINY)
 
 
 @pytest.mark.parametrize("ranks", [3, 4])

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from programs import ROOT, run
 
-pytestmark = pytest.mark.timeout(600)  # the first test builds the library
+pytestmark = pytest.mark.timeout(900)  # the first test builds the library
 
 
 def shell(script, *arguments, **options) -> str:

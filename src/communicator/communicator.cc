@@ -22,12 +22,8 @@ std::uint64_t uid_from(const Digest& digest) {
 
 std::vector<shm::Member> members_of(ContextImpl& context, std::vector<Attendee> attendees) {
   std::vector<shm::Member> members;
-  for (const Attendee& attendee : attendees) {
-    auto peer = context.acquaint(attendee);
-    auto* region =
-        reinterpret_cast<shm::Region*>(peer->base() + attendee.introduction.region_offset);
-    members.push_back({std::move(peer), region});
-  }
+  for (const Attendee& attendee : attendees)
+    members.emplace_back(context.acquaint(attendee), attendee.introduction.region_offset);
   return members;
 }
 
@@ -209,11 +205,9 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Optio
   if (!group) return nullptr;
 
   std::vector<shm::Member> members;
-  for (const Wish& wish : wishes) {
-    auto peer = group_->peer_handle(wish.rank);
-    auto* place = peer->base() + offsets[static_cast<std::size_t>(wish.rank)];
-    members.push_back({std::move(peer), reinterpret_cast<shm::Region*>(place)});
-  }
+  for (const Wish& wish : wishes)
+    members.emplace_back(group_->peer_handle(wish.rank),
+                         offsets[static_cast<std::size_t>(wish.rank)]);
   group->set_members(std::move(members));
   auto communicator =
       std::make_shared<CommunicatorImpl>(context_, std::move(group), std::move(options));

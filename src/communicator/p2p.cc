@@ -116,7 +116,7 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
 
 bool P2p::take_cells(int source) {
   const std::uint64_t offset =
-      group_.region(source).peer_line(group_.rank()).channel.load(std::memory_order_acquire);
+      group_.line(source, group_.rank()).channel.load(std::memory_order_acquire);
   if (offset == 0) return false;  // it has never sent to us
   auto* channel = reinterpret_cast<shm::Channel*>(group_.peer(source).base() + offset);
   Incoming& from = incoming_[static_cast<std::size_t>(source)];
@@ -129,9 +129,9 @@ bool P2p::take_cells(int source) {
     std::memcpy(&header, cell, sizeof header);
     take_cell(source, header, cell + sizeof header);
   }
-  group_.mine().peer_line(source).cells_taken.store(
-      from.taken,
-      std::memory_order_release);  // pairs with has_room
+  group_.line(group_.rank(), source)
+      .cells_taken.store(from.taken,
+                         std::memory_order_release);  // pairs with has_room
   ring_fence();
   group_.region(source).p2p_bell.ring_if_asleep();
   return true;
@@ -216,7 +216,7 @@ bool P2p::size_agrees(const WorkPtr& receive, int source, std::uint64_t bytes) {
 
 void P2p::deliver_eager(const WorkPtr& receive, int source, const std::byte* payload,
                         std::uint64_t bytes) {
-  group_.mine().peer_line(source).eager_matched.fetch_add(bytes, std::memory_order_relaxed);
+  group_.line(group_.rank(), source).eager_matched.fetch_add(bytes, std::memory_order_relaxed);
   if (!size_agrees(receive, source, bytes)) return;
   if (bytes != 0) std::memcpy(receive->operation_.out, payload, bytes);
   finish(receive, nullptr);
@@ -277,9 +277,8 @@ void P2p::announce(int destination, Outgoing& to) {
 bool P2p::may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const {
   if (bytes == 0) return true;
   if (bytes > eager_bytes_) return false;
-  const std::uint64_t matched = group_.region(destination)
-                                    .peer_line(group_.rank())
-                                    .eager_matched.load(std::memory_order_relaxed);
+  const std::uint64_t matched =
+      group_.line(destination, group_.rank()).eager_matched.load(std::memory_order_relaxed);
   return to.eager_sent - matched + bytes <= kUnclaimedBytes;
 }
 
@@ -297,8 +296,7 @@ void P2p::push_piece(int destination, Outgoing& to) {
 
 bool P2p::has_room(int destination, const Outgoing& to) const {
   const std::uint64_t taken =
-      group_.region(destination)
-          .peer_line(group_.rank())
+      group_.line(destination, group_.rank())
           .cells_taken.load(std::memory_order_acquire);  // pairs with take_cells
   return to.posted - taken < shm::kCells;
 }
@@ -308,7 +306,7 @@ void P2p::post_cell(int destination, Outgoing& to, const shm::CellHeader& header
   if (to.channel == nullptr) {
     std::size_t offset = 0;
     to.channel = new (group_.lease_more(shm::Channel::bytes(eager_bytes_), &offset)) shm::Channel();
-    group_.mine().peer_line(destination).channel.store(offset, std::memory_order_release);
+    group_.line(group_.rank(), destination).channel.store(offset, std::memory_order_release);
   }
   std::byte* cell = to.channel->cell(to.posted, eager_bytes_);
   std::memcpy(cell, &header, sizeof header);

@@ -1,4 +1,4 @@
-"""Runs the C++ unit tests: every GoogleTest case of every program is one test here."""
+"""Runs the C++ tests of unit/ and faults/: each case of each `*_test` program is one test here."""
 
 import re
 import subprocess

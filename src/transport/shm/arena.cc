@@ -11,6 +11,7 @@ namespace {
 constexpr std::size_t kPageBytes = 4096;
 /// Address space only; a page costs memory once it is touched.
 constexpr std::size_t kArenaBytes = std::size_t{4} << 30;
+constexpr std::size_t kHeadersEnd = std::size_t{64} << 20;  // 16,383 groups at a time
 static_assert(sizeof(LifeSign) <= kPageBytes);
 
 std::size_t whole_pages(std::size_t bytes) {
@@ -20,36 +21,40 @@ std::size_t whole_pages(std::size_t bytes) {
 }  // namespace
 
 Arena::Arena() : memory_(SharedMemory::create(kArenaBytes)) {
-  free_[kPageBytes] = kArenaBytes - kPageBytes;  // the first page holds the LifeSign
+  headers_[kPageBytes] = kHeadersEnd - kPageBytes;  // the first page holds the LifeSign
+  data_[kHeadersEnd] = kArenaBytes - kHeadersEnd;
 }
 
-Lease Arena::lease(std::size_t bytes) {
-  const std::size_t wanted = whole_pages(bytes);
+Lease Arena::lease(std::size_t bytes) { return take(data_, whole_pages(bytes)); }
+Lease Arena::lease_header() { return take(headers_, kPageBytes); }
+
+Lease Arena::take(FreeList& list, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
+  for (auto it = list.begin(); it != list.end(); ++it) {
     const auto [offset, available] = *it;
-    if (available < wanted) continue;
-    free_.erase(it);
-    if (available > wanted) free_[offset + wanted] = available - wanted;
-    return {offset, wanted};
+    if (available < bytes) continue;
+    list.erase(it);
+    if (available > bytes) list[offset + bytes] = available - bytes;
+    return {offset, bytes};
   }
   throw Error(Errc::system, fmt::format("no room for {} more bytes in {} bytes of shared memory",
-                                        wanted, kArenaBytes));
+                                        bytes, kArenaBytes));
 }
 
 void Arena::give_back(const Lease& lease) noexcept {
   memory_->discard(lease.offset, lease.bytes);
   const std::lock_guard lock(mutex_);
-  auto [it, inserted] = free_.emplace(lease.offset, lease.bytes);
+  FreeList& list = lease.offset < kHeadersEnd ? headers_ : data_;
+  auto [it, inserted] = list.emplace(lease.offset, lease.bytes);
   if (const auto next = std::next(it);
-      next != free_.end() && it->first + it->second == next->first) {
+      next != list.end() && it->first + it->second == next->first) {
     it->second += next->second;
-    free_.erase(next);
+    list.erase(next);
   }
-  if (it == free_.begin()) return;
+  if (it == list.begin()) return;
   if (const auto previous = std::prev(it); previous->first + previous->second == it->first) {
     previous->second += it->second;
-    free_.erase(it);
+    list.erase(it);
   }
 }
 

@@ -21,16 +21,23 @@ class Arena {
 
   /// Page-aligned and zeroed. Throws Error{system} when the address space of the arena is used up.
   Lease lease(std::size_t bytes);
-  /// The pages go back to the system; nobody may touch them any more.
+  /// One page, from a part of the arena that holds nothing but group headers: a late member of an
+  /// earlier group may still look at the header that was there.
+  Lease lease_header();
+  /// The pages go back to the system.
   void give_back(const Lease& lease) noexcept;
 
   [[nodiscard]] std::byte* at(const Lease& lease) const { return memory_->base() + lease.offset; }
   [[nodiscard]] const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
 
  private:
+  using FreeList = std::map<std::size_t, std::size_t>;  // offset -> bytes, neighbours merged
+  Lease take(FreeList& list, std::size_t bytes);
+
   std::shared_ptr<SharedMemory> memory_;
   std::mutex mutex_;
-  std::map<std::size_t, std::size_t> free_;  // offset -> bytes, neighbours merged
+  FreeList headers_;
+  FreeList data_;
 };
 
 }  // namespace tccl::shm

@@ -11,10 +11,12 @@ Group::Group(Arena& arena, Identity identity, RegionLayout layout)
     : arena_(arena),
       identity_(std::move(identity)),
       layout_(layout),
-      leases_{arena.lease(layout.total_bytes)},
-      mine_(new (arena.at(leases_.front())) Region()) {
+      leases_{arena.lease_header(), arena.lease(layout.total_bytes)},
+      mine_(reinterpret_cast<Region*>(arena.at(leases_.front()))) {
+  // Zeroed memory is a valid region and is not written over: members of an earlier group at this
+  // place may still look at the uid, atomically, to learn that the owner has left.
+  mine_->body_offset = leases_.back().offset;
   mine_->position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
-  for (int rank = 0; rank < size(); ++rank) new (&mine_->peer_line(rank)) PeerLine();
   mine_->uid.store(identity_.uid, std::memory_order_release);  // pairs with absence()
 }
 

@@ -17,6 +17,12 @@ namespace tccl::shm {
 struct Member {
   std::shared_ptr<Peer> peer;
   Region* region = nullptr;
+  std::byte* body = nullptr;
+
+  Member(std::shared_ptr<Peer> p, std::size_t region_offset)
+      : peer(std::move(p)),
+        region(reinterpret_cast<Region*>(peer->base() + region_offset)),
+        body(peer->base() + region->body_offset) {}
 };
 
 /// A rank that does not show signs of life, as seen by someone who waits for it.
@@ -46,6 +52,11 @@ class Group {
 
   [[nodiscard]] Region& mine() const noexcept { return *mine_; }
   [[nodiscard]] Region& region(int rank) const { return *members_[index(rank)].region; }
+  [[nodiscard]] std::byte* body(int rank) const { return members_[index(rank)].body; }
+  /// What `owner` keeps about `other`.
+  [[nodiscard]] PeerLine& line(int owner, int other) const {
+    return reinterpret_cast<PeerLine*>(body(owner))[other];
+  }
   [[nodiscard]] Peer& peer(int rank) const { return *members_[index(rank)].peer; }
   [[nodiscard]] const std::shared_ptr<Peer>& peer_handle(int rank) const {
     return members_[index(rank)].peer;
@@ -78,7 +89,7 @@ class Group {
   Arena& arena_;
   Identity identity_;
   RegionLayout layout_;
-  std::vector<Lease> leases_;  // the region first
+  std::vector<Lease> leases_;  // header, body, and what was added
   Region* mine_;
   std::vector<Member> members_;
   std::mutex mutex_;  // guards leases_ and the writing of the failure record

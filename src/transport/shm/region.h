@@ -1,4 +1,5 @@
-// The layout of one rank's part of a group in its own shared memory. Peers map it.
+// The layout of one rank's part of a group in its own shared memory, which its peers map: a header
+// page (Region) and a body with one line per peer and the slots.
 //
 // Only the owner writes, with three exceptions, each a single atomic word: a peer may ring a bell,
 // poison a region, and announce itself as a sleeper. A region is given back only when every peer
@@ -50,6 +51,7 @@ struct alignas(64) PeerLine {
 
 struct Region {
   alignas(64) std::atomic<std::uint64_t> uid;  // of the group; any other value: the owner has left
+  std::uint64_t body_offset;                   // in the owner's shared memory
   std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
   std::atomic<std::uint32_t> poisoned_by;      // 1 + the rank whose failure record says why
   alignas(64) std::atomic<Position> position;
@@ -57,13 +59,12 @@ struct Region {
   Bell p2p_bell;   // threads that wait for the owner's sends and receives
   FailureRecord failure;
   OpRecord log[kLogLength];
-
-  [[nodiscard]] PeerLine& peer_line(int rank) {
-    return reinterpret_cast<PeerLine*>(this + 1)[rank];
-  }
 };
 static_assert(std::atomic<Position>::is_always_lock_free);
 
+static_assert(sizeof(Region) <= 4096);
+
+/// The layout of the body.
 struct RegionLayout {
   std::size_t chunk_bytes;
   std::size_t area_bytes;
@@ -77,7 +78,7 @@ struct RegionLayout {
     const auto ranks = static_cast<std::size_t>(size);
     // Room for one largest element, or a pair of 64-bit counts, per rank.
     const std::size_t area = round_up(std::max(chunk_bytes, kMaxElementBytes * ranks), 64);
-    const std::size_t slots = round_up(sizeof(Region) + ranks * sizeof(PeerLine), 4096);
+    const std::size_t slots = round_up(ranks * sizeof(PeerLine), 4096);
     return {chunk_bytes, area, slots, slots + kSlots * 2 * area};
   }
   [[nodiscard]] std::size_t slot_offset(std::uint64_t step) const {

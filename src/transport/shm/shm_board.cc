@@ -49,8 +49,7 @@ void ShmBoard::end() noexcept {
 }
 
 std::byte* ShmBoard::slot_of(int rank, std::uint32_t step) const {
-  return reinterpret_cast<std::byte*>(&group_.region(rank)) +
-         group_.layout().slot_offset(base_ + step);
+  return group_.body(rank) + group_.layout().slot_offset(base_ + step);
 }
 
 Board::Slot ShmBoard::open_step() {

@@ -23,15 +23,6 @@ std::span<const Algorithm> algorithms();
 const Algorithm& algorithm(std::uint8_t index);
 std::uint8_t index_of(const Algorithm& algorithm);
 
-constexpr bool reduces(Op op) {
-  return op == Op::allreduce || op == Op::reduce || op == Op::reduce_scatter ||
-         op == Op::reduce_scatterv;
-}
-constexpr bool has_root(Op op) {
-  return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter ||
-         op == Op::gatherv || op == Op::scatterv;
-}
-
 void barrier_direct(Board& board, const Call& call);
 void broadcast_direct(Board& board, const Call& call);
 void allreduce_direct(Board& board, const Call& call);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <tuple>
 
+#include "base/op_kinds.h"
 #include "communicator/communicator_impl.h"
 #include "communicator/validate.h"
 #include "tccl/error.h"
@@ -83,7 +84,9 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       size_(group->size()),
       next_sequence_(options_.first_sequence),
       group_(std::move(group)),
-      board_(std::make_unique<shm::ShmBoard>(*group_, context_->poll_interrupt())),
+      board_(std::make_unique<shm::ShmBoard>(
+          *group_, [](std::uint8_t index) { return algorithm(index).name; },
+          context_->poll_interrupt())),
       lane_(std::make_shared<Lane>(
           context_->drivers(),
           [this](const Operation& operation, Milliseconds timeout) { execute(operation, timeout); },
@@ -107,15 +110,13 @@ void CommunicatorImpl::prepare(const Operation& operation, CallOptions& options)
 void CommunicatorImpl::run(const Operation& operation, const CallOptions& options) {
   CallOptions own = options;
   prepare(operation, own);
-  if (operation.op == Op::send || operation.op == Op::recv)
-    return p2p_->start(operation, std::move(own))->wait();
+  if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(own))->wait();
   lane_->run(operation, own);
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
   prepare(operation, options);
-  if (operation.op == Op::send || operation.op == Op::recv)
-    return p2p_->start(operation, std::move(options));
+  if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(options));
   return lane_->start(operation, std::move(options));
 }
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "algorithms/registry.h"
+#include "base/op_kinds.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -76,7 +76,7 @@ class Validator {
 
   void check_root() const {
     if (o_.op == Op::recv && o_.root == kAnySource) return;
-    if (!has_root(o_.op) && o_.op != Op::send && o_.op != Op::recv) return;
+    if (!has_root(o_.op) && !is_point_to_point(o_.op)) return;
     require(o_.root >= 0 && o_.root < size_,
             fmt::format("unexpected rank {}; the group has {} ranks", o_.root, size_));
   }

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "algorithms/registry.h"
+#include "base/op_kinds.h"
 
 namespace tccl {
 
@@ -24,14 +24,14 @@ std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
   return mix(hash, record.counts_hash);
 }
 
-std::string describe(const OpRecord& record) {
+std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   std::string text = fmt::format("{}(", name_of(record.op));
   if (record.op != Op::barrier)
     text += fmt::format("count {}, {}, ", record.count, name_of(record.dtype));
   if (reduces(record.op)) text += fmt::format("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += fmt::format("root {}, ", record.root);
   if (record.counts_hash != 0) text += fmt::format("counts #{:04x}, ", record.counts_hash & 0xffff);
-  return text + fmt::format("algorithm {})", algorithm(record.algorithm).name);
+  return text + fmt::format("algorithm {})", algorithm_name);
 }
 
 }  // namespace tccl

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "tccl/operation.h"
 
@@ -29,6 +30,6 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value);
 /// The chain value of `record` after `previous`.
 std::uint64_t chained(std::uint64_t previous, const OpRecord& record);
 /// "allreduce(count 8, float32, sum, algorithm direct)"
-std::string describe(const OpRecord& record);
+std::string describe(const OpRecord& record, std::string_view algorithm_name);
 
 }  // namespace tccl

@@ -298,6 +298,7 @@ for _ in range(2):
 assert total.item() == 2 * 2 * sum(range(64))
 pending.wait()
 
+faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its thread for ever
 child = os.fork()
 if child == 0:
     sys.exit(0)  # the long way out, through atexit and destructors

@@ -14,8 +14,9 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 }  // namespace
 
-ShmBoard::ShmBoard(Group& group, std::function<void()> poll_interrupt)
+ShmBoard::ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt)
     : group_(group),
+      algorithm_name_(algorithm_name),
       poll_interrupt_(std::move(poll_interrupt)),
       views_(static_cast<std::size_t>(group.size())) {
   record_.sequence = group.identity().first_sequence - 1;
@@ -153,11 +154,15 @@ void ShmBoard::throw_disagreement(int peer, std::uint32_t sequence) const {
   std::uint32_t first = sequence;
   for (std::uint32_t back = 1; back < kLogLength / 2 && differs(sequence - back); ++back)
     first = sequence - back;
-  throw Error(Errc::mismatch,
-              fmt::format("operation #{} of group {}: rank {} called {}, but {} called {}", first,
-                          group_.identity().name, rank(), describe(mine[first % kLogLength]),
-                          group_.who(peer), describe(theirs[first % kLogLength])),
-              {rank(), peer});
+  const auto said = [&](const OpRecord* log) {
+    const OpRecord& record = log[first % kLogLength];
+    return describe(record, algorithm_name_(record.algorithm));
+  };
+  throw Error(
+      Errc::mismatch,
+      fmt::format("operation #{} of group {}: rank {} called {}, but {} called {}", first,
+                  group_.identity().name, rank(), said(mine), group_.who(peer), said(theirs)),
+      {rank(), peer});
 }
 
 Error ShmBoard::explain(int peer, Position target) const {

@@ -12,8 +12,10 @@ namespace tccl::shm {
 
 class ShmBoard final : public Board {
  public:
+  /// The board does not know the algorithms, but its messages name them.
+  using AlgorithmName = const char* (*)(std::uint8_t index);
   /// `poll_interrupt` may be empty; see Context::Options.
-  ShmBoard(Group& group, std::function<void()> poll_interrupt);
+  ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt);
 
   [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
   [[nodiscard]] int size() const noexcept override { return group_.size(); }
@@ -58,6 +60,7 @@ class ShmBoard final : public Board {
   [[nodiscard]] Position position_seen(int peer) const;
 
   Group& group_;
+  AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
   std::vector<View> views_;
   OpRecord record_;           // of the current operation

@@ -1,0 +1,140 @@
+// Settings, the algorithm table, the arena and the rank arithmetic.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <functional>
+#include <set>
+
+#include "base/settings.h"
+#include "communicator/choose.h"
+#include "tccl/error.h"
+#include "transport/shm/arena.h"
+#include "transport/shm/region.h"
+
+namespace tccl {
+namespace {
+
+/// Sets a variable for the length of a test.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Variable() { ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::invalid_argument);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Settings, DefaultsParse) {
+  const Settings settings = settings_from_environment();
+  EXPECT_EQ(settings.chunk_bytes, 256U << 10);
+  EXPECT_EQ(settings.eager_bytes, 8U << 10);
+}
+
+TEST(Settings, EveryRowHasADocAndAUniqueName) {
+  std::set<std::string> names;
+  for (const SettingRow& row : setting_rows()) {
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    EXPECT_TRUE(std::string(row.name).starts_with("CCL_"));
+    EXPECT_GT(std::string(row.doc).size(), 20U);
+  }
+}
+
+TEST(Settings, BytesTakeUnits) {
+  const Variable variable("CCL_CHUNK_BYTES", "1M");
+  EXPECT_EQ(settings_from_environment().chunk_bytes, 1U << 20);
+}
+
+TEST(Settings, BadValuesAreNamed) {
+  for (const char* value : {"", "x", "12Q", "15", "17M", "-1", "64 K"}) {
+    const Variable variable("CCL_CHUNK_BYTES", value);
+    const std::string text = refusal([] { settings_from_environment(); });
+    EXPECT_NE(text.find(std::string("CCL_CHUNK_BYTES=") + value), std::string::npos) << text;
+  }
+}
+
+TEST(Settings, UnknownNamesWarnOnce) {
+  // The warning is once per process, so it must be seen in a fresh one.
+  const Variable variable("CCL_ALLREDUEC", "direct");
+  EXPECT_EXIT(
+      {
+        settings_from_environment();
+        settings_from_environment();
+        ::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "CCL_ALLREDUEC is not a setting");
+}
+
+TEST(AlgorithmTable, DefaultsGoBySize) {
+  const AlgorithmTable table{Settings()};
+  EXPECT_STREQ(table.choose(Op::allreduce, 8).name, "direct");
+  EXPECT_STREQ(table.choose(Op::allreduce, (64 << 10) - 1).name, "direct");
+  EXPECT_STREQ(table.choose(Op::allreduce, 64 << 10).name, "pipelined");
+}
+
+TEST(AlgorithmTable, SettingsOverride) {
+  Settings settings;
+  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "pipelined:0-100;direct:101-max";
+  const AlgorithmTable table(settings);
+  EXPECT_STREQ(table.choose(Op::allreduce, 100).name, "pipelined");
+  EXPECT_STREQ(table.choose(Op::allreduce, 101).name, "direct");
+  EXPECT_STREQ(table.choose(Op::reduce, 1 << 20).name, "pipelined");
+}
+
+TEST(AlgorithmTable, BadRulesAreRefused) {
+  for (const char* rule : {"ring", "direct:7", "direct:a-b", "direct:1-2x"}) {
+    Settings settings;
+    settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = rule;
+    EXPECT_NE(refusal([&] { AlgorithmTable table(settings); }), "") << rule;
+  }
+}
+
+TEST(Registry, EveryCollectiveHasAnAlgorithmForEverySize) {
+  const AlgorithmTable table{Settings()};
+  for (int op = 0; op < kOpCount; ++op) {
+    if (static_cast<Op>(op) == Op::send || static_cast<Op>(op) == Op::recv) continue;
+    EXPECT_EQ(table.choose(static_cast<Op>(op), 0).op, static_cast<Op>(op));
+    EXPECT_EQ(table.choose(static_cast<Op>(op), ~std::size_t{0}).op, static_cast<Op>(op));
+  }
+}
+
+TEST(Arena, LeasesDoNotOverlapAndAreReused) {
+  shm::Arena arena;
+  const shm::Lease a = arena.lease(5000);
+  const shm::Lease b = arena.lease(1);
+  EXPECT_EQ(a.bytes, 8192U);
+  EXPECT_GE(b.offset, a.offset + a.bytes);
+  arena.at(a)[0] = std::byte{7};
+  arena.give_back(a);
+  arena.give_back(b);
+  const shm::Lease again = arena.lease(5000 + 4096);
+  EXPECT_EQ(again.offset, a.offset) << "neighbours must merge";
+  EXPECT_EQ(arena.at(again)[0], std::byte{0}) << "given back memory must read as zero";
+}
+
+TEST(Arena, HeadersStayApartFromData) {
+  shm::Arena arena;
+  const shm::Lease header = arena.lease_header();
+  arena.give_back(header);
+  EXPECT_NE(arena.lease(1).offset, header.offset);
+  EXPECT_EQ(arena.lease_header().offset, header.offset);
+}
+
+TEST(Arena, TooMuchIsAnError) {
+  shm::Arena arena;
+  EXPECT_THROW(arena.lease(std::size_t{1} << 40), Error);
+}
+
+}  // namespace
+}  // namespace tccl

@@ -1,0 +1,117 @@
+// Both stores keep the same promises.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "tccl/error.h"
+#include "tccl/store.h"
+
+namespace tccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// A port that is free right now.
+std::uint16_t free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(fd);
+  return ntohs(address.sin_port);
+}
+
+class StoreTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/tccl-store-XXXXXX";
+    directory_ = ::mkdtemp(name);
+    port_ = free_port();
+    first_ = open(true);
+    second_ = open(false);
+  }
+  void TearDown() override {
+    second_.reset();
+    first_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+  std::shared_ptr<Store> open(bool serve) {
+    if (std::string(GetParam()) == "file") return file_store(directory_);
+    return tcp_store("127.0.0.1", port_, serve, 5000ms);
+  }
+
+  std::string directory_;
+  std::uint16_t port_ = 0;
+  std::shared_ptr<Store> first_;
+  std::shared_ptr<Store> second_;
+};
+
+TEST_P(StoreTest, WhatOneSetsTheOtherGets) {
+  const std::string bytes("a\0b\n/..", 7);
+  first_->set("key/with slash", bytes);
+  EXPECT_EQ(second_->get("key/with slash", 1000ms), bytes);
+  second_->set("key/with slash", "");
+  EXPECT_EQ(first_->get("key/with slash", 1000ms), "");
+}
+
+TEST_P(StoreTest, GetWaitsForTheKey) {
+  std::thread setter([&] {
+    std::this_thread::sleep_for(100ms);
+    first_->set("late", "value");
+  });
+  EXPECT_EQ(second_->get("late", 5000ms), "value");
+  setter.join();
+}
+
+TEST_P(StoreTest, GetGivesUpAndNamesTheKey) {
+  try {
+    second_->get("missing", 50ms);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::timeout);
+    EXPECT_NE(std::string(error.what()).find("\"missing\""), std::string::npos) << error.what();
+  }
+  first_->set("missing", "now");
+  EXPECT_EQ(second_->get("missing", 1000ms), "now");
+}
+
+TEST_P(StoreTest, LargeValues) {
+  const std::string value(1 << 20, 'x');
+  first_->set("large", value);
+  EXPECT_EQ(second_->get("large", 5000ms), value);
+}
+
+INSTANTIATE_TEST_SUITE_P(Both, StoreTest, ::testing::Values("file", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(TcpStore, NobodyThereIsAnError) {
+  EXPECT_THROW(tcp_store("127.0.0.1", free_port(), false, 50ms), Error);
+}
+
+TEST(TcpStore, GarbageDoesNotDisturb) {
+  const std::uint16_t port = free_port();
+  const auto store = tcp_store("127.0.0.1", port, true, 5000ms);
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const std::string garbage(100, '\xff');
+  EXPECT_GT(::write(fd, garbage.data(), garbage.size()), 0);
+  store->set("a", "b");
+  EXPECT_EQ(store->get("a", 1000ms), "b");
+  ::close(fd);
+}
+
+}  // namespace
+}  // namespace tccl

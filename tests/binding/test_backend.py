@@ -306,7 +306,14 @@ _, status = os.waitpid(child, 0)
 assert status == 0, status
 child = os.fork()
 if child == 0:
+    try:
+        dist.all_reduce(torch.ones(1))
+        os._exit(1)
+    except dist.DistBackendError as error:
+        assert "forked" in str(error), error
     dist.destroy_process_group()
+    dist.init_process_group("ccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1))  # a group of its own is fine
     os._exit(0)
 _, status = os.waitpid(child, 0)
 assert status == 0, status

@@ -52,7 +52,7 @@ void add_collectives(std::vector<Case>& kinds) {
     const auto op = static_cast<Op>(o);
     for (int d = 0; d < tccl::kDTypeCount; ++d) {
       const auto dtype = static_cast<DType>(d);
-      if (reduces(op)) {
+      if (is_reduction(op)) {
         add_reductions(op, dtype, kinds);
       } else {
         kinds.push_back(kind_of(op, dtype));
@@ -207,7 +207,7 @@ std::vector<Case> make_cases(const CaseRequest& request) {
   return cases;
 }
 
-bool reduces(Op op) {
+bool is_reduction(Op op) {
   return op == Op::allreduce || op == Op::reduce || op == Op::reduce_scatter ||
          op == Op::reduce_scatterv;
 }
@@ -229,7 +229,7 @@ std::string operation_name(const Case& one) {
 std::string describe(const Case& one) {
   std::string text = "case " + std::to_string(one.index) + ": " + operation_name(one);
   text += " " + std::string(name_of(one.dtype));
-  if (reduces(one.op)) text += " " + std::string(name_of(one.reduction));
+  if (is_reduction(one.op)) text += " " + std::string(name_of(one.reduction));
   text += " count=" + std::to_string(one.count);
   text += " group=" + text_of(kMembersNames, one.members);
   text += std::string(" in_place=") + (one.in_place ? "yes" : "no");

@@ -83,7 +83,7 @@ struct CaseRequest {
 /// count; beyond that they are drawn at random.
 std::vector<Case> make_cases(const CaseRequest& request);
 
-bool reduces(tccl::Op op);
+bool is_reduction(tccl::Op op);
 bool is_rooted(tccl::Op op);
 /// Whether all ranks end with the same output.
 bool same_result_everywhere(tccl::Op op);

@@ -172,7 +172,7 @@ std::optional<std::string> CollectiveRun::check() {
 
 std::optional<std::string> CollectiveRun::check_block(std::size_t block, const Bytes& expected) {
   const std::span<const std::byte> got = output_[block];
-  const auto index = first_difference(case_.dtype, expected, got, reduces(case_.op));
+  const auto index = first_difference(case_.dtype, expected, got, is_reduction(case_.op));
   if (!index) return {};
   const std::size_t element = element_bytes(case_.dtype);
   const auto element_at = [&](std::span<const std::byte> bytes) {

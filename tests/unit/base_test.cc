@@ -64,8 +64,9 @@ TEST(Settings, BadValuesAreNamed) {
   }
 }
 
-TEST(Settings, UnknownNamesWarnOnce) {
-  // The warning is once per process, so it must be seen in a fresh one.
+TEST(SettingsDeathTest, UnknownNamesWarn) {
+  // The warning comes once per process, so it must be seen in a fresh one.
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const Variable variable("CCL_ALLREDUEC", "direct");
   EXPECT_EXIT(
       {

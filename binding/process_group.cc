@@ -168,9 +168,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupCCL::launch(Call call, const Tensors&
   try {
     if (options.asyncOp) {
       auto kept = std::make_shared<const Call>(std::move(call));
-      auto operation =
+      const auto operation =
           communicator_->start(kept->operation, {.timeout = timeout, .keepalive = kept});
-      WorkCCL::follow(work, std::move(operation), [kept] { kept->copy_results(); });
+      WorkCCL::follow(work, operation, [kept] { kept->copy_results(); });
     } else {
       communicator_->run(call.operation, {.timeout = timeout});
       call.copy_results();

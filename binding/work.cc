@@ -10,14 +10,14 @@ WorkCCL::WorkCCL(c10d::OpType type, const char* title, const std::vector<at::Ten
                  std::vector<at::Tensor> outputs, uint64_t sequence)
     : Work(-1, type, title, inputs), outputs_(std::move(outputs)), sequence_(sequence) {}
 
-void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work, std::shared_ptr<tccl::Work> operation,
-                     std::function<void()> finalize) {
+void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
+                     const std::shared_ptr<tccl::Work>& operation, std::function<void()> finalize) {
   {
     const std::lock_guard lock(work->mutex_);
     work->operation_ = operation;
   }
-  // A raw pointer, since the callback must not keep alive what holds it; complete() runs while the
-  // operation is still in the hands of whoever runs the callback.
+  // `source` is alive in the callback: `work` holds it until complete() lets go, which is also what
+  // ends the circle of operation, callback and work.
   operation->on_done([work, source = operation.get(), finalize = std::move(finalize)] {
     std::exception_ptr error = as_torch(source->error());
     if (!error) {

@@ -22,8 +22,8 @@ class WorkCCL final : public c10d::Work {
           std::vector<at::Tensor> outputs, uint64_t sequence);
 
   /// Makes `work` complete when `operation` is. If that succeeds, `finalize` runs first.
-  static void follow(const c10::intrusive_ptr<WorkCCL>& work, std::shared_ptr<tccl::Work> operation,
-                     std::function<void()> finalize);
+  static void follow(const c10::intrusive_ptr<WorkCCL>& work,
+                     const std::shared_ptr<tccl::Work>& operation, std::function<void()> finalize);
   /// Called once, by whoever completed the operation.
   void complete(const std::exception_ptr& error) noexcept;
 

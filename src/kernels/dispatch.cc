@@ -1,10 +1,41 @@
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
 #include "kernels/reduce.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {
+namespace {
+
+/// Rounding to nearest and denormals kept, whatever the calling thread has set: an operation may
+/// run on a caller that flushes denormals here and on a driver thread that does not on another
+/// rank, and both must get the same bits.
+class DefaultRounding {
+ public:
+#if defined(__SSE__)
+  DefaultRounding() : saved_(_mm_getcsr()) {
+    if (changed()) _mm_setcsr(kDefault);
+  }
+  ~DefaultRounding() {
+    if (changed()) _mm_setcsr(saved_);
+  }
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nothing flushed
+  static constexpr unsigned kFlags = 0x3f;      // exceptions seen so far: no setting
+  [[nodiscard]] bool changed() const { return (saved_ & ~kFlags) != kDefault; }
+  unsigned saved_;
+#else
+  DefaultRounding() {}
+#endif
+};
+
+}  // namespace
 
 void reduce(void* destination, std::span<const void* const> sources, std::size_t count, DType dtype,
             ReduceOp op, std::span<const double> factors) {
+  const DefaultRounding rounding;
   reduce_baseline({destination, sources.data(), sources.size(), count, factors.data(), dtype, op});
 }
 

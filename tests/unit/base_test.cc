@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <fstream>
 #include <functional>
 #include <set>
+#include <sstream>
 
 #include "base/settings.h"
 #include "communicator/choose.h"
@@ -62,6 +64,25 @@ TEST(Settings, BadValuesAreNamed) {
     const std::string text = refusal([] { settings_from_environment(); });
     EXPECT_NE(text.find(std::string("CCL_CHUNK_BYTES=") + value), std::string::npos) << text;
   }
+}
+
+std::string settings_page() {
+  std::string page =
+      "# Settings\n\nRead from the environment when a context is created. Generated from the table "
+      "in "
+      "`src/base/settings.cc`.\n\n| name | default | meaning |\n|---|---|---|\n";
+  for (const SettingRow& row : setting_rows())
+    page += std::string("| `") + row.name + "` | " + row.default_value + " | " + row.doc + " |\n";
+  return page;
+}
+
+/// UPDATE_DOCS=1 writes the page instead of comparing it.
+TEST(Settings, DocumentationIsUpToDate) {
+  const std::string path = TCCL_SOURCE_DIR "/docs/settings.md";
+  if (::getenv("UPDATE_DOCS") != nullptr) std::ofstream(path) << settings_page();
+  std::stringstream found;
+  found << std::ifstream(path).rdbuf();
+  EXPECT_EQ(found.str(), settings_page()) << "run: UPDATE_DOCS=1 build/release/tests/base_test";
 }
 
 TEST(SettingsDeathTest, UnknownNamesWarn) {

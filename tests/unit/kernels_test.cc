@@ -4,6 +4,9 @@
 #include "kernels/reduce.h"
 
 #include <gtest/gtest.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 #include <algorithm>
 #include <bit>
@@ -557,6 +560,21 @@ TEST(KernelSemantics, NarrowFloatsAreRoundedOnce) {
   kernels::reduce(&result, sources, 1, DType::float16, ReduceOp::sum, {});
   EXPECT_EQ(result, 0x6801);  // 2050
 }
+
+#if defined(__SSE__)
+TEST(KernelSemantics, FlushingDenormalsOnTheCallersThreadChangesNothing) {
+  const float smallest = std::numeric_limits<float>::denorm_min();
+  const void* sources[] = {&smallest, &smallest};
+  float result = 0;
+  const unsigned saved = _mm_getcsr();
+  _mm_setcsr(saved | 0x8040);  // flush to zero, denormals are zero
+  kernels::reduce(&result, sources, 1, DType::float32, ReduceOp::sum, {});
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(saved);
+  EXPECT_EQ(result, 2 * smallest);
+  EXPECT_EQ(after & 0x8040U, 0x8040U) << "the caller's setting must be left alone";
+}
+#endif
 
 TEST(KernelSemantics, AverageDividesTruly) {
   const float x = 3.0f;

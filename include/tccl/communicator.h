@@ -31,7 +31,7 @@ class TCCL_API Context {
   struct Options {
     /// Called about every 100 ms while a thread sleeps in run() or wait(); what it throws ends the
     /// wait and the group. Meant for a host language's pending signals.
-    std::function<void()> poll_interrupt;
+    std::function<void()> poll_interrupt{};
   };
   static std::shared_ptr<Context> create() { return create(Options()); }
   static std::shared_ptr<Context> create(Options options);
@@ -67,8 +67,8 @@ class TCCL_API Communicator {
     std::uint32_t first_sequence = 1;  // number of the first collective, the same on all ranks
   };
   struct CallOptions {
-    Milliseconds timeout{0};                // 0: the communicator's
-    std::shared_ptr<const void> keepalive;  // released when the operation is complete
+    Milliseconds timeout{0};                  // 0: the communicator's
+    std::shared_ptr<const void> keepalive{};  // released when the operation is complete
   };
 
   /// Collective over all ranks: meets them through `store`, whose keys belong to this group alone.

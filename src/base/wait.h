@@ -43,6 +43,9 @@ inline constexpr auto kYieldTime = std::chrono::microseconds(50);
 /// 250 looks a second cost well under a percent of a core.
 inline constexpr auto kSleepSlice = std::chrono::milliseconds(4);
 
+/// How often whoever waits on a user's thread calls Context::Options::poll_interrupt.
+inline constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
+
 /// True once ready(); false if it was not ready within the spinning and yielding time.
 template <class Ready>
 bool wait_briefly(Ready&& ready) {

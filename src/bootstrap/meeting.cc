@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/system_error.h"
+#include "base/wait.h"
 #include "bootstrap/packet_socket.h"
 #include "tccl/error.h"
 
@@ -77,6 +78,18 @@ void throw_if_bad(const Verdict& verdict) {
               verdict.rank < 0 ? std::vector<int>{} : std::vector<int>{verdict.rank});
 }
 
+void poll_interrupt(const Invitation& invitation) {
+  if (invitation.poll_interrupt) invitation.poll_interrupt();
+}
+
+/// Throws Error{timeout} if nothing arrives before the deadline.
+void await_packet(int socket, const Invitation& invitation, Deadline deadline) {
+  while (!wait_readable(socket, std::min(deadline, Clock::now() + kInterruptPeriod))) {
+    poll_interrupt(invitation);
+    if (Clock::now() >= deadline) throw Error(Errc::timeout, "no answer");
+  }
+}
+
 std::string who(const Introduction& i) {
   return fmt::format("rank {} (host {}, pid {})", i.rank, i.host, i.pid);
 }
@@ -115,7 +128,8 @@ class Host {
     auto next_look = Clock::now() + std::chrono::seconds(1);
     while (introduced() + 1 < invitation_.size) {
       if (Clock::now() >= invitation_.deadline) throw missing_ranks();
-      poll_once(std::min(next_look, invitation_.deadline));
+      poll_interrupt(invitation_);
+      poll_once(std::min({next_look, invitation_.deadline, Clock::now() + kInterruptPeriod}));
       if (Clock::now() < next_look) continue;
       look_for_other_hosts();
       next_look = Clock::now() + std::chrono::seconds(1);
@@ -271,7 +285,7 @@ class Host {
   [[nodiscard]] std::optional<std::string> seen_in_store(int rank) const {
     try {
       return invitation_.store->get(rank_key(rank), milliseconds(10));
-    } catch (const std::exception&) {
+    } catch (const Error&) {
       return std::nullopt;
     }
   }
@@ -308,6 +322,7 @@ class Host {
 };
 
 void prove_each_other(int socket, const Invitation& invitation) {
+  await_packet(socket, invitation, invitation.deadline);
   const auto challenge = receive_packet<Challenge>(socket, invitation.deadline);
   const Digest own = random_digest();
   send_packet(socket, Answer{own, member_proof(invitation.secret, challenge.number, own)});
@@ -317,13 +332,13 @@ void prove_each_other(int socket, const Invitation& invitation) {
 }
 
 /// The table arrives as one Introduction per rank, unless the meeting failed before.
-Attendee receive_attendee(int socket, Deadline deadline) {
+Attendee receive_attendee(int socket, const Invitation& invitation, Deadline deadline) {
+  await_packet(socket, invitation, deadline);
   union {
     Introduction introduction;
     Verdict verdict;
   } packet{};
   static_assert(sizeof(Verdict) != sizeof(Introduction), "the size tells them apart");
-  if (!wait_readable(socket, deadline)) throw Error(Errc::timeout, "no answer");
   char probe[1];
   const ssize_t bytes = ::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC);
   if (bytes == sizeof(Verdict)) {
@@ -349,8 +364,9 @@ std::vector<Attendee> attend(const Invitation& invitation, Fd socket, const Intr
     const Deadline patience = invitation.deadline + std::chrono::seconds(2);
     std::vector<Attendee> everyone;
     for (int i = 0; i < invitation.size; ++i)
-      everyone.push_back(receive_attendee(socket.get(), patience));
+      everyone.push_back(receive_attendee(socket.get(), invitation, patience));
     send_packet(socket.get(), Verdict{});
+    await_packet(socket.get(), invitation, patience);
     throw_if_bad(receive_packet<Verdict>(socket.get(), patience));
     return everyone;
   } catch (const Error& error) {
@@ -385,6 +401,7 @@ std::vector<Attendee> meet(const Invitation& invitation, const Introduction& sel
                            int process_fd) {
   const std::string name = socket_name(invitation.secret);
   while (Clock::now() < invitation.deadline) {
+    poll_interrupt(invitation);
     if (Fd listener = listen_on(name))
       return Host(invitation, std::move(listener), self).run(memory_fd, process_fd);
     if (Fd socket = connect_to(name))

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct Invitation {
   std::string secret;  // see agree_on_secret
   int size;
   Deadline deadline;
+  std::function<void()> poll_interrupt;  // may be empty; see Context::Options
 };
 
 /// Rank 0 makes the secret; everyone learns it from the store. Each rank also leaves its host and

@@ -66,7 +66,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   std::vector<Attendee> attendees(1);
   attendees[0].introduction = self;
   if (size > 1)
-    attendees = meet({&store, options.name, secret, size, deadline}, self,
+    attendees = meet({&store, options.name, secret, size, deadline, impl->poll_interrupt()}, self,
                      impl->arena().memory()->fd(), impl->process_fd());
   auto members = members_of(*impl, std::move(attendees));
   group->set_members(std::move(members));

@@ -105,7 +105,7 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
         advance(true);
         const auto now = Clock::now();
         if (poll_interrupt_ && now >= next_poll) {
-          next_poll = now + std::chrono::milliseconds(100);
+          next_poll = now + kInterruptPeriod;
           poll_interrupt_();
         }
         return work.done() || now >= deadline;
@@ -402,7 +402,7 @@ std::string P2p::describe(const P2pWork& work) const {
 std::exception_ptr P2p::timed_out(P2pWork& work) const {
   const double limit = std::chrono::duration<double>(work.options().timeout).count();
   const auto silence = Clock::now() - work.heartbeat_changed_;
-  std::string text = fmt::format("{} timed out after {:.1f} s", describe(work), limit);
+  std::string text = fmt::format("{}: timeout after {:.1f} s", describe(work), limit);
   std::vector<int> ranks;
   if (work.operation_.root != kAnySource) {
     ranks.push_back(work.operation_.root);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/wait.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -10,8 +11,6 @@ namespace tccl {
 Work::~Work() = default;
 
 namespace {
-
-constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
 
 void run_callback(const std::function<void()>& callback) noexcept {
   try {

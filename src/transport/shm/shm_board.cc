@@ -8,8 +8,6 @@
 namespace tccl::shm {
 namespace {
 
-constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
-
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
@@ -196,7 +194,7 @@ std::string ShmBoard::ranks_in_operation() const {
 
 Error ShmBoard::explain_timeout(Position target) const {
   const auto now = Clock::now();
-  std::string text = fmt::format("{} timed out after {:.1f} s", operation(),
+  std::string text = fmt::format("{}: timeout after {:.1f} s", operation(),
                                  std::chrono::duration<double>(timeout_).count());
   std::vector<int> late;
   for (int other = 0; other < size(); ++other) {

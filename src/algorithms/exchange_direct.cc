@@ -3,10 +3,10 @@
 //
 // In the v-forms a rank knows only its own sizes. They are exchanged in a first step, so that every
 // rank knows the whole matrix, finds the same disagreements and computes the same number of steps.
-#include <fmt/format.h>
 
 #include "algorithms/patterns.h"
 #include "algorithms/registry.h"
+#include "base/format.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -79,8 +79,8 @@ void write_own_sizes(const Board& board, const Call& call, SizePair* sizes) {
 void check_pair(const Call& call, int from, int to, std::uint64_t sent, std::uint64_t expected) {
   if (sent == expected) return;
   throw Error(Errc::mismatch,
-              fmt::format("{}: rank {} sends {} bytes to rank {}, which expects {}",
-                          name_of(call.operation().op), from, sent, to, expected),
+              formatted("{}: rank {} sends {} bytes to rank {}, which expects {}",
+                        name_of(call.operation().op), from, sent, to, expected),
               {from, to});
 }
 

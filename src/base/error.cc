@@ -1,6 +1,5 @@
 #include "tccl/error.h"
-
-#include <fmt/format.h>
+#include "base/format.h"
 
 #include <cerrno>
 #include <cstring>
@@ -32,7 +31,7 @@ std::string_view name_of(Errc code) {
 }
 
 void throw_system_error(const std::string& what) {
-  throw Error(Errc::system, fmt::format("{}: {}", what, std::strerror(errno)));
+  throw Error(Errc::system, formatted("{}: {}", what, std::strerror(errno)));
 }
 
 }  // namespace tccl

@@ -1,6 +1,7 @@
 #include "base/log.h"
 
-#include <fmt/format.h>
+#include "base/format.h"
+
 #include <unistd.h>
 
 #include <cstdio>
@@ -8,9 +9,8 @@
 namespace tccl {
 
 void log_warning(std::string_view text, int rank) {
-  const std::string who =
-      rank < 0 ? fmt::format("pid {}", ::getpid()) : fmt::format("rank {}", rank);
-  const std::string line = fmt::format("tccl: {}: warning: {}\n", who, text);
+  const std::string who = rank < 0 ? formatted("pid {}", ::getpid()) : formatted("rank {}", rank);
+  const std::string line = formatted("tccl: {}: warning: {}\n", who, text);
   std::fwrite(line.data(), 1, line.size(), stderr);  // one call, so that lines do not interleave
 }
 

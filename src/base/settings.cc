@@ -1,6 +1,5 @@
 #include "base/settings.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "tccl/error.h"
 
@@ -105,7 +105,7 @@ void parse_row(const SettingRow& row, Settings& settings, const std::string& tex
   try {
     row.parse(settings, text);
   } catch (const Error& problem) {
-    throw Error(Errc::invalid_argument, fmt::format("{}={}: {}", row.name, text, problem.what()));
+    throw Error(Errc::invalid_argument, formatted("{}={}: {}", row.name, text, problem.what()));
   }
 }
 
@@ -119,7 +119,7 @@ void warn_about_unknown_names() {
     const std::string_view text(*entry);
     const std::string_view name = text.substr(0, text.find('='));
     if (name.starts_with("CCL_") && !is_known(name))
-      log_warning(fmt::format("{} is not a setting of this library and is ignored", name));
+      log_warning(formatted("{} is not a setting of this library and is ignored", name));
   }
 }
 

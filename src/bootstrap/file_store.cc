@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/crypto.h"
+#include "base/format.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
 #include "tccl/store.h"
@@ -41,13 +41,13 @@ class FileStore final : public Store {
   explicit FileStore(std::string directory) : directory_(std::move(directory)) {
     std::error_code problem;
     std::filesystem::create_directories(directory_, problem);
-    if (problem) throw Error(Errc::system, fmt::format("{}: {}", directory_, problem.message()));
+    if (problem) throw Error(Errc::system, formatted("{}: {}", directory_, problem.message()));
   }
 
   void set(const std::string& key, std::string_view value) override {
     // Written aside and renamed: a reader sees all of a value or nothing.
     const std::string target = path_of(key);
-    const std::string aside = fmt::format("{}.{}.{}", target, ::getpid(), next_++);
+    const std::string aside = formatted("{}.{}.{}", target, ::getpid(), next_++);
     std::ofstream(aside, std::ios::binary)
         .write(value.data(), static_cast<std::streamsize>(value.size()));
     if (::rename(aside.c_str(), target.c_str()) != 0) throw_system_error("rename " + target);
@@ -58,7 +58,7 @@ class FileStore final : public Store {
     for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
       if (auto value = read_file(path_of(key))) return *value;
       if (Clock::now() >= deadline)
-        throw Error(Errc::timeout, fmt::format("no key \"{}\" in the store {}", key, directory_));
+        throw Error(Errc::timeout, formatted("no key \"{}\" in the store {}", key, directory_));
       std::this_thread::sleep_for(pause);
     }
   }

@@ -1,7 +1,5 @@
 #include "bootstrap/meeting.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -13,6 +11,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "base/wait.h"
@@ -43,10 +42,10 @@ struct Verdict {
 };
 
 Digest member_proof(const std::string& secret, const Digest& host, const Digest& member) {
-  return hmac_sha256(secret, fmt::format("member{}{}", as_text(host), as_text(member)));
+  return hmac_sha256(secret, formatted("member{}{}", as_text(host), as_text(member)));
 }
 Digest host_proof(const std::string& secret, const Digest& host, const Digest& member) {
-  return hmac_sha256(secret, fmt::format("host{}{}", as_text(member), as_text(host)));
+  return hmac_sha256(secret, formatted("host{}{}", as_text(member), as_text(host)));
 }
 
 std::string socket_name(const std::string& secret) {
@@ -54,7 +53,7 @@ std::string socket_name(const std::string& secret) {
   return "tccl-" + to_hex(std::span(digest).first(16));
 }
 
-std::string rank_key(int rank) { return fmt::format("rank/{}", rank); }
+std::string rank_key(int rank) { return formatted("rank/{}", rank); }
 
 /// Differs between hosts and between network namespaces of one host.
 std::string place() {
@@ -62,7 +61,7 @@ std::string place() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat info {};
   const bool known = ::stat("/proc/self/ns/net", &info) == 0;
-  return fmt::format("{}/{}", boot, known ? info.st_ino : 0);
+  return formatted("{}/{}", boot, known ? info.st_ino : 0);
 }
 
 Verdict bad_verdict(const Error& error) {
@@ -91,7 +90,7 @@ void await_packet(int socket, const Invitation& invitation, Deadline deadline) {
 }
 
 std::string who(const Introduction& i) {
-  return fmt::format("rank {} (host {}, pid {})", i.rank, i.host, i.pid);
+  return formatted("rank {} (host {}, pid {})", i.rank, i.host, i.pid);
 }
 
 /// A connection to the meeting point that has not finished its handshake, or has.
@@ -170,15 +169,15 @@ class Host {
   void advance(Guest& guest) {
     if (guest.attendee)
       throw Error(Errc::peer_lost,
-                  fmt::format("{} went away while group {} was being formed",
-                              who(guest.attendee->introduction), invitation_.group),
+                  formatted("{} went away while group {} was being formed",
+                            who(guest.attendee->introduction), invitation_.group),
                   {guest.attendee->introduction.rank});
     try {
       guest.proved ? take_introduction(guest) : check_proof(guest);
     } catch (const Error& error) {
       if (error.code() == Errc::invalid_argument) throw;
       if (!std::exchange(warned_, true))
-        log_warning(fmt::format("a stranger at the meeting point was dropped: {}", error.what()),
+        log_warning(formatted("a stranger at the meeting point was dropped: {}", error.what()),
                     self_.rank);
       guest.socket.reset();
     }
@@ -211,8 +210,8 @@ class Host {
       const auto rank = static_cast<std::size_t>(introduction.rank);
       if (rank >= seats.size() || taken[rank])
         throw Error(Errc::invalid_argument,
-                    fmt::format("two processes of group {} call themselves rank {}; one is {}",
-                                invitation_.group, introduction.rank, who(introduction)),
+                    formatted("two processes of group {} call themselves rank {}; one is {}",
+                              invitation_.group, introduction.rank, who(introduction)),
                     {introduction.rank});
       taken[rank] = true;
       seats[rank].introduction = introduction;
@@ -241,8 +240,8 @@ class Host {
   [[nodiscard]] Error settings_differ(const char* name, std::uint64_t mine,
                                       const Introduction& other, std::uint64_t theirs) const {
     return Error(Errc::mismatch,
-                 fmt::format("{} is {} on rank {} and {} on {}; it must be the same on all ranks",
-                             name, mine, self_.rank, theirs, who(other)),
+                 formatted("{} is {} on rank {} and {} on {}; it must be the same on all ranks",
+                           name, mine, self_.rank, theirs, who(other)),
                  {self_.rank, other.rank});
   }
 
@@ -298,9 +297,9 @@ class Host {
       const std::string where = seen->substr(0, seen->rfind(' '));
       throw Error(
           Errc::invalid_argument,
-          fmt::format("rank {} of group {} runs elsewhere ({}) than rank {} (host {}): groups "
-                      "over several hosts are not supported by this version",
-                      rank, invitation_.group, where, self_.rank, self_.host),
+          formatted("rank {} of group {} runs elsewhere ({}) than rank {} (host {}): groups "
+                    "over several hosts are not supported by this version",
+                    rank, invitation_.group, where, self_.rank, self_.host),
           {rank});
     }
   }
@@ -308,9 +307,9 @@ class Host {
   [[nodiscard]] Error missing_ranks() const {
     const std::vector<int> ranks = absent();
     return Error(Errc::timeout,
-                 fmt::format("group {}: rank{} {} did not arrive in time; {} of {} are here",
-                             invitation_.group, ranks.size() == 1 ? "" : "s",
-                             fmt::join(ranks, ", "), introduced() + 1, invitation_.size),
+                 formatted("group {}: rank{} {} did not arrive in time; {} of {} are here",
+                           invitation_.group, ranks.size() == 1 ? "" : "s", joined(ranks),
+                           introduced() + 1, invitation_.size),
                  ranks);
   }
 
@@ -374,9 +373,8 @@ std::vector<Attendee> attend(const Invitation& invitation, Fd socket, const Intr
     const bool socket_failed =
         error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
     if (!socket_failed) throw;
-    throw Error(error.code(),
-                fmt::format("group {}: the rank that hosted the meeting went away: {}",
-                            invitation.group, error.what()));
+    throw Error(error.code(), formatted("group {}: the rank that hosted the meeting went away: {}",
+                                        invitation.group, error.what()));
   }
 }
 
@@ -389,7 +387,7 @@ std::string host_name() {
 }
 
 std::string agree_on_secret(Store& store, int rank, Deadline deadline) {
-  store.set(rank_key(rank), fmt::format("host {}, pid {} {}", host_name(), ::getpid(), place()));
+  store.set(rank_key(rank), formatted("host {}, pid {} {}", host_name(), ::getpid(), place()));
   if (rank == 0) {
     const Digest fresh = random_digest();
     store.set("secret", to_hex(fresh));
@@ -408,9 +406,9 @@ std::vector<Attendee> meet(const Invitation& invitation, const Introduction& sel
       return attend(invitation, std::move(socket), self, memory_fd, process_fd);
     std::this_thread::sleep_for(milliseconds(1));  // between the host's bind and its listen
   }
-  throw Error(Errc::timeout, fmt::format("group {}: nobody answered at the meeting point of this "
-                                         "host",
-                                         invitation.group));
+  throw Error(Errc::timeout, formatted("group {}: nobody answered at the meeting point of this "
+                                       "host",
+                                       invitation.group));
 }
 
 }  // namespace tccl

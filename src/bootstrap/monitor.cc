@@ -1,9 +1,9 @@
 #include "bootstrap/monitor.h"
 
-#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include "base/format.h"
 #include "base/system_error.h"
 
 namespace tccl {
@@ -25,7 +25,7 @@ void add_to_epoll(const Fd& epoll, int fd, void* data) {
 
 }  // namespace
 
-std::string Peer::where() const { return fmt::format("host {}, pid {}", host_, pid_); }
+std::string Peer::where() const { return formatted("host {}, pid {}", host_, pid_); }
 
 Monitor::Monitor(LifeSign& life, std::function<void()> on_tick)
     : life_(life),

@@ -1,6 +1,5 @@
 // A small key-value server and its client. A request is {kind, key length, value length, key,
 // value}; a SET is answered by an empty value, a GET by the value once the key exists.
-#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -17,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/format.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
 #include "tccl/store.h"
@@ -41,7 +41,7 @@ struct AddressList {
     hints.ai_flags = passive ? AI_PASSIVE : 0;
     const int problem = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
     if (problem != 0)
-      throw Error(Errc::system, fmt::format("store {}:{}: {}", host, port, gai_strerror(problem)));
+      throw Error(Errc::system, formatted("store {}:{}: {}", host, port, gai_strerror(problem)));
   }
   ~AddressList() { ::freeaddrinfo(first); }
   AddressList(const AddressList&) = delete;
@@ -82,7 +82,7 @@ class Server {
   Server(const std::string& host, std::uint16_t port)
       : listener_(try_each(AddressList(host, port, true), ::bind)),
         stop_(::eventfd(0, EFD_CLOEXEC)) {
-    if (!listener_) throw_system_error(fmt::format("store: cannot listen on {}:{}", host, port));
+    if (!listener_) throw_system_error(formatted("store: cannot listen on {}:{}", host, port));
     if (::listen(listener_.get(), SOMAXCONN) != 0) throw_system_error("store: listen");
     thread_ = std::thread([this] { main(); });
   }
@@ -189,7 +189,7 @@ class TcpStore final : public Store {
       connection_ = try_each(AddressList(host_, port_, false), ::connect);
       if (connection_) break;
       if (Clock::now() >= deadline)
-        throw Error(Errc::timeout, fmt::format("store {}:{} does not answer", host_, port_));
+        throw Error(Errc::timeout, formatted("store {}:{} does not answer", host_, port_));
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     const int on = 1;
@@ -219,7 +219,7 @@ class TcpStore final : public Store {
       if (::poll(&entry, 1, static_cast<int>(time_left(deadline).count())) == 0) {
         connection_.reset();  // a late answer must not be taken for the next one's
         throw Error(Errc::timeout,
-                    fmt::format("no key \"{}\" in the store {}:{}", key, host_, port_));
+                    formatted("no key \"{}\" in the store {}:{}", key, host_, port_));
       }
       const ssize_t got = ::recv(connection_.get(), p, bytes, 0);
       if (got < 0 && errno == EINTR) continue;
@@ -231,7 +231,7 @@ class TcpStore final : public Store {
 
   Error gone() {
     connection_.reset();
-    return {Errc::system, fmt::format("store {}:{}: connection lost", host_, port_)};
+    return {Errc::system, formatted("store {}:{}: connection lost", host_, port_)};
   }
 
   std::string host_;

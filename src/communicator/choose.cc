@@ -1,10 +1,9 @@
 #include "communicator/choose.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <limits>
 
+#include "base/format.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -15,7 +14,7 @@ constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 const Algorithm& find(Op op, std::string_view name) {
   for (const Algorithm& row : algorithms())
     if (row.op == op && name == row.name) return row;
-  throw Error(Errc::invalid_argument, fmt::format("{} has no algorithm \"{}\"", name_of(op), name));
+  throw Error(Errc::invalid_argument, formatted("{} has no algorithm \"{}\"", name_of(op), name));
 }
 
 std::size_t parse_limit(std::string_view text) {
@@ -23,7 +22,7 @@ std::size_t parse_limit(std::string_view text) {
   std::size_t value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (problem != std::errc() || end != text.data() + text.size())
-    throw Error(Errc::invalid_argument, fmt::format("\"{}\" is not a size", text));
+    throw Error(Errc::invalid_argument, formatted("\"{}\" is not a size", text));
   return value;
 }
 
@@ -50,7 +49,7 @@ AlgorithmTable::AlgorithmTable(const Settings& settings) {
           colon == std::string_view::npos ? "0-max" : rule.substr(colon + 1);
       const auto dash = range.find('-');
       if (dash == std::string_view::npos)
-        throw Error(Errc::invalid_argument, fmt::format("\"{}\" is not a range", range));
+        throw Error(Errc::invalid_argument, formatted("\"{}\" is not a range", range));
       forced.push_back({parse_limit(range.substr(0, dash)), parse_limit(range.substr(dash + 1)),
                         &find(row.op, rule.substr(0, colon))});
     }

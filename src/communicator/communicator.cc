@@ -1,9 +1,9 @@
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 #include <tuple>
 
+#include "base/format.h"
 #include "base/op_kinds.h"
 #include "communicator/communicator_impl.h"
 #include "communicator/validate.h"
@@ -51,7 +51,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   impl->require_usable();
   if (size < 1 || rank < 0 || rank >= size)
     throw Error(Errc::invalid_argument,
-                fmt::format("group {}: rank {} of {} makes no sense", options.name, rank, size));
+                formatted("group {}: rank {} of {} makes no sense", options.name, rank, size));
   const Deadline deadline = deadline_after(options.timeout);
   const std::string secret = agree_on_secret(store, rank, deadline);
   const auto layout = shm::RegionLayout::of(size, impl->settings().chunk_bytes);
@@ -101,7 +101,7 @@ CommunicatorImpl::~CommunicatorImpl() { close(); }
 void CommunicatorImpl::prepare(const Operation& operation, CallOptions& options) {
   context_->require_usable();
   if (closed_.load(std::memory_order_relaxed))
-    throw Error(Errc::aborted, fmt::format("group {} is closed", name()));
+    throw Error(Errc::aborted, formatted("group {} is closed", name()));
   validate(operation, rank_, size_, name());
   if (group_->failed()) throw group_->failure();
   if (options.timeout.count() <= 0) options.timeout = options_.timeout;
@@ -147,7 +147,7 @@ void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout)
     throw group_->fail(error);
   } catch (...) {
     group_->fail(Error(Errc::aborted,
-                       fmt::format("rank {} was interrupted in {}", rank_, board_->operation()),
+                       formatted("rank {} was interrupted in {}", rank_, board_->operation()),
                        {rank_}));
     throw;
   }
@@ -164,7 +164,7 @@ void CommunicatorImpl::abort(const std::string& reason) noexcept {
   const std::lock_guard lock(mutex_);
   if (left_) return;
   group_->fail(Error(Errc::aborted,
-                     fmt::format("rank {} aborted group {}: {}", rank_, name(), reason), {rank_}));
+                     formatted("rank {} aborted group {}: {}", rank_, name(), reason), {rank_}));
 }
 
 void CommunicatorImpl::close() noexcept {

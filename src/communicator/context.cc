@@ -1,12 +1,12 @@
 #include "communicator/context.h"
 
-#include <fmt/format.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <new>
 
+#include "base/format.h"
 #include "communicator/communicator_impl.h"
 #include "tccl/error.h"
 
@@ -87,9 +87,9 @@ std::shared_ptr<Peer> ContextImpl::acquaint(const Attendee& attendee) {
   auto memory = SharedMemory::open(attendee.memory, who.memory_bytes, who.memory_id);
   if (!same_digest(reinterpret_cast<LifeSign*>(memory->base())->token, who.token))
     throw Error(Errc::system,
-                fmt::format("the memory of rank {} (host {}, pid {}) is not what it "
-                            "announced",
-                            who.rank, who.host, who.pid),
+                formatted("the memory of rank {} (host {}, pid {}) is not what it "
+                          "announced",
+                          who.rank, who.host, who.pid),
                 {who.rank});
   Fd pidfd(attendee.process ? ::dup(attendee.process.get()) : -1);
   auto peer = std::make_shared<Peer>(std::move(memory), std::move(pidfd), who.host, who.pid);

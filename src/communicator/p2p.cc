@@ -1,11 +1,10 @@
 #include "communicator/p2p.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
 
+#include "base/format.h"
 #include "communicator/progress.h"
 #include "tccl/error.h"
 
@@ -20,7 +19,7 @@ template <class... Args>
 std::exception_ptr make_error(Errc code, std::vector<int> ranks, fmt::format_string<Args...> format,
                               Args&&... args) {
   return std::make_exception_ptr(
-      Error(code, fmt::format(format, std::forward<Args>(args)...), std::move(ranks)));
+      Error(code, formatted(format, std::forward<Args>(args)...), std::move(ranks)));
 }
 
 }  // namespace
@@ -51,7 +50,7 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
   {
     const std::lock_guard lock(mutex_);
     if (closed_)
-      throw Error(Errc::aborted, fmt::format("group {} is closed", group_.identity().name));
+      throw Error(Errc::aborted, formatted("group {} is closed", group_.identity().name));
     work = std::make_shared<P2pWork>(shared_from_this(), operation, std::move(options),
                                      next_number_++);
     outstanding_.insert(work);
@@ -393,21 +392,20 @@ int P2p::lost_peer(const P2pWork& work, shm::Absence* absence) const {
 
 std::string P2p::describe(const P2pWork& work) const {
   const Operation& o = work.operation_;
-  const std::string other = o.root == kAnySource ? "any rank" : fmt::format("rank {}", o.root);
-  return fmt::format("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(o.op), work.number_,
-                     o.count, o.op == Op::send ? "to" : "from", other, o.tag,
-                     group_.identity().name);
+  const std::string other = o.root == kAnySource ? "any rank" : formatted("rank {}", o.root);
+  return formatted("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(o.op), work.number_,
+                   o.count, o.op == Op::send ? "to" : "from", other, o.tag, group_.identity().name);
 }
 
 std::exception_ptr P2p::timed_out(P2pWork& work) const {
   const double limit = std::chrono::duration<double>(work.options().timeout).count();
   const auto silence = Clock::now() - work.heartbeat_changed_;
-  std::string text = fmt::format("{}: timeout after {:.1f} s", describe(work), limit);
+  std::string text = formatted("{}: timeout after {:.1f} s", describe(work), limit);
   std::vector<int> ranks;
   if (work.operation_.root != kAnySource) {
     ranks.push_back(work.operation_.root);
     const bool stalled = work.heartbeat_changed_ != Clock::time_point() && silence >= kStalledAfter;
-    text += fmt::format(
+    text += formatted(
         "; {} {}", group_.who(work.operation_.root),
         stalled ? "is stalled: it shows no sign of life" : "lives but has not matched it");
   }

@@ -1,7 +1,6 @@
 #include "communicator/validate.h"
 
-#include <fmt/format.h>
-
+#include "base/format.h"
 #include "base/op_kinds.h"
 #include "tccl/error.h"
 
@@ -65,20 +64,20 @@ class Validator {
     if (!good)
       throw Error(
           Errc::invalid_argument,
-          fmt::format("{} on rank {} of group {}: {}", name_of(o_.op), rank_, group_, problem),
+          formatted("{} on rank {} of group {}: {}", name_of(o_.op), rank_, group_, problem),
           {rank_});
   }
 
   void check_reduction() const {
     require(supports(o_.dtype, o_.reduction.op),
-            fmt::format("{} means nothing for {}", name_of(o_.reduction.op), name_of(o_.dtype)));
+            formatted("{} means nothing for {}", name_of(o_.reduction.op), name_of(o_.dtype)));
   }
 
   void check_root() const {
     if (o_.op == Op::recv && o_.root == kAnySource) return;
     if (!has_root(o_.op) && !is_point_to_point(o_.op)) return;
     require(o_.root >= 0 && o_.root < size_,
-            fmt::format("unexpected rank {}; the group has {} ranks", o_.root, size_));
+            formatted("unexpected rank {}; the group has {} ranks", o_.root, size_));
   }
 
   void check_in() const { require(o_.count == 0 || o_.in != nullptr, "input is null"); }
@@ -87,10 +86,10 @@ class Validator {
   template <class Blocks>
   void check_blocks(const char* what, const Blocks& blocks) const {
     require(blocks.size() == static_cast<std::size_t>(size_),
-            fmt::format("{} has {} blocks for {} ranks", what, blocks.size(), size_));
+            formatted("{} has {} blocks for {} ranks", what, blocks.size(), size_));
     for (std::size_t i = 0; i < blocks.size(); ++i)
       require(blocks[i].count == 0 || blocks[i].data != nullptr,
-              fmt::format("{} block {} is null", what, i));
+              formatted("{} block {} is null", what, i));
   }
 
   const Operation& o_;

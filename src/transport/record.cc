@@ -1,7 +1,6 @@
 #include "transport/record.h"
 
-#include <fmt/format.h>
-
+#include "base/format.h"
 #include "base/op_kinds.h"
 
 namespace tccl {
@@ -25,13 +24,13 @@ std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
 }
 
 std::string describe(const OpRecord& record, std::string_view algorithm_name) {
-  std::string text = fmt::format("{}(", name_of(record.op));
+  std::string text = formatted("{}(", name_of(record.op));
   if (record.op != Op::barrier)
-    text += fmt::format("count {}, {}, ", record.count, name_of(record.dtype));
-  if (reduces(record.op)) text += fmt::format("{}, ", name_of(record.reduction));
-  if (record.root >= 0) text += fmt::format("root {}, ", record.root);
-  if (record.counts_hash != 0) text += fmt::format("counts #{:04x}, ", record.counts_hash & 0xffff);
-  return text + fmt::format("algorithm {})", algorithm_name);
+    text += formatted("count {}, {}, ", record.count, name_of(record.dtype));
+  if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
+  if (record.root >= 0) text += formatted("root {}, ", record.root);
+  if (record.counts_hash != 0) text += formatted("counts #{:04x}, ", record.counts_hash & 0xffff);
+  return text + formatted("algorithm {})", algorithm_name);
 }
 
 }  // namespace tccl

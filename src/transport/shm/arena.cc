@@ -1,7 +1,6 @@
 #include "transport/shm/arena.h"
 
-#include <fmt/format.h>
-
+#include "base/format.h"
 #include "bootstrap/liveness.h"
 #include "tccl/error.h"
 
@@ -37,8 +36,8 @@ Lease Arena::take(FreeList& list, std::size_t bytes) {
     if (available > bytes) list[offset + bytes] = available - bytes;
     return {offset, bytes};
   }
-  throw Error(Errc::system, fmt::format("no room for {} more bytes in {} bytes of shared memory",
-                                        bytes, kArenaBytes));
+  throw Error(Errc::system, formatted("no room for {} more bytes in {} bytes of shared memory",
+                                      bytes, kArenaBytes));
 }
 
 void Arena::give_back(const Lease& lease) noexcept {

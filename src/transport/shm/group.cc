@@ -1,6 +1,6 @@
 #include "transport/shm/group.h"
 
-#include <fmt/format.h>
+#include "base/format.h"
 
 #include <cstring>
 #include <new>
@@ -29,7 +29,7 @@ Group::~Group() {
 void Group::set_members(std::vector<Member> members) { members_ = std::move(members); }
 
 std::string Group::who(int rank) const {
-  return fmt::format("rank {} ({})", rank, peer(rank).where());
+  return formatted("rank {} ({})", rank, peer(rank).where());
 }
 
 Absence Group::absence(int rank) const noexcept {

@@ -1,7 +1,6 @@
 #include "transport/shm/shm_board.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include "base/format.h"
 
 #include <algorithm>
 
@@ -132,8 +131,8 @@ void ShmBoard::watch_heartbeats() {
 }
 
 std::string ShmBoard::operation() const {
-  return fmt::format("{} #{} of group {}", name_of(record_.op), record_.sequence,
-                     group_.identity().name);
+  return formatted("{} #{} of group {}", name_of(record_.op), record_.sequence,
+                   group_.identity().name);
 }
 
 Position ShmBoard::position_seen(int peer) const {
@@ -156,11 +155,10 @@ void ShmBoard::throw_disagreement(int peer, std::uint32_t sequence) const {
     const OpRecord& record = log[first % kLogLength];
     return describe(record, algorithm_name_(record.algorithm));
   };
-  throw Error(
-      Errc::mismatch,
-      fmt::format("operation #{} of group {}: rank {} called {}, but {} called {}", first,
-                  group_.identity().name, rank(), said(mine), group_.who(peer), said(theirs)),
-      {rank(), peer});
+  throw Error(Errc::mismatch,
+              formatted("operation #{} of group {}: rank {} called {}, but {} called {}", first,
+                        group_.identity().name, rank(), said(mine), group_.who(peer), said(theirs)),
+              {rank(), peer});
 }
 
 Error ShmBoard::explain(int peer, Position target) const {
@@ -169,12 +167,12 @@ Error ShmBoard::explain(int peer, Position target) const {
     case Absence::died:
       return {
           Errc::peer_lost,
-          fmt::format("{} died during {}; {}", group_.who(peer), operation(), ranks_in_operation()),
+          formatted("{} died during {}; {}", group_.who(peer), operation(), ranks_in_operation()),
           {peer}};
     case Absence::left:
       return {Errc::peer_lost,
-              fmt::format("{} left group {}, but {} needs it", group_.who(peer),
-                          group_.identity().name, operation()),
+              formatted("{} left group {}, but {} needs it", group_.who(peer),
+                        group_.identity().name, operation()),
               {peer}};
     case Absence::none:
       break;
@@ -188,24 +186,23 @@ std::string ShmBoard::ranks_in_operation() const {
     if (other == rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
                             group_.absence(other) == Absence::none))
       waiting.push_back(other);
-  return fmt::format("rank{} {} waited for it", waiting.size() == 1 ? "" : "s",
-                     fmt::join(waiting, ","));
+  return formatted("rank{} {} waited for it", waiting.size() == 1 ? "" : "s", joined(waiting));
 }
 
 Error ShmBoard::explain_timeout(Position target) const {
   const auto now = Clock::now();
-  std::string text = fmt::format("{}: timeout after {:.1f} s", operation(),
-                                 std::chrono::duration<double>(timeout_).count());
+  std::string text = formatted("{}: timeout after {:.1f} s", operation(),
+                               std::chrono::duration<double>(timeout_).count());
   std::vector<int> late;
   for (int other = 0; other < size(); ++other) {
     if (other == rank() || reached(position_seen(other), target)) continue;
     const bool joined = reached(position_seen(other), position_of(record_.sequence, 1));
     const View& view = views_[static_cast<std::size_t>(other)];
     const auto silence = now - view.heartbeat_changed;
-    text += fmt::format("; {} {}", group_.who(other),
-                        joined ? "has joined it but does not go on" : "has not joined it");
+    text += formatted("; {} {}", group_.who(other),
+                      joined ? "has joined it but does not go on" : "has not joined it");
     if (silence >= kStalledAfter)
-      text += fmt::format(" and is stalled: no sign of life for {:.1f} s", seconds(silence));
+      text += formatted(" and is stalled: no sign of life for {:.1f} s", seconds(silence));
     late.push_back(other);
   }
   return {Errc::timeout, text, late};

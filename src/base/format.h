@@ -1,0 +1,23 @@
+// Text from values: fmt, whose implementation is compiled in one place only. (Included everywhere,
+// it would triple the time that this library takes to build.)
+#pragma once
+
+#include <fmt/core.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tccl {
+
+std::string formatted_from(fmt::string_view format, fmt::format_args args);
+
+template <class... Args>
+std::string formatted(fmt::format_string<Args...> format, Args&&... args) {
+  return formatted_from(format, fmt::make_format_args(args...));
+}
+
+/// "0,1,3"
+std::string joined(const std::vector<int>& numbers);
+
+}  // namespace tccl

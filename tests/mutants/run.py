@@ -74,6 +74,7 @@ class Tree:
         self.environment = os.environ | {
             "CCACHE_BASEDIR": str(self.root),
             "CCACHE_NOHASHDIR": "1",
+            "TMPDIR": str(directory),  # what a crashed test leaves behind goes with the copy
         }
 
     @contextlib.contextmanager

@@ -1,6 +1,7 @@
 // Time as the library uses it: a monotonic clock and absolute deadlines.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 namespace tccl {
@@ -8,11 +9,22 @@ namespace tccl {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-inline Deadline deadline_after(std::chrono::milliseconds timeout) { return Clock::now() + timeout; }
+/// A timeout may be as long as milliseconds::max(): the deadline then never comes.
+inline Deadline deadline_after(std::chrono::milliseconds timeout) {
+  const auto now = Clock::now();
+  const auto longest = std::chrono::floor<std::chrono::milliseconds>(Deadline::max() - now);
+  return timeout < longest ? now + timeout : Deadline::max();
+}
 
 inline std::chrono::milliseconds time_left(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   return left.count() > 0 ? left : std::chrono::milliseconds(0);
+}
+
+/// For poll(): rounded up, never negative (which would mean for ever).
+inline int poll_timeout(Deadline deadline) {
+  constexpr std::chrono::milliseconds kLongest{1 << 30};
+  return static_cast<int>(std::min(time_left(deadline), kLongest).count());
 }
 
 /// Tells the core that this is a spin loop.

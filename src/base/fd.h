@@ -1,6 +1,7 @@
 // A file descriptor that closes itself.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
@@ -22,6 +23,10 @@ class Fd {
 
   void reset() noexcept {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  }
+  /// Another descriptor of the same open file; none if there is none or the limit is reached.
+  [[nodiscard]] Fd duplicate() const noexcept {
+    return Fd(fd_ < 0 ? -1 : ::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
   }
   [[nodiscard]] int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }

@@ -10,7 +10,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::set<ForkAware*> objects;
+  std::set<ForkHook*> hooks;
 };
 
 /// pthread_atfork knows no user data, so this list belongs to the process. Never destroyed.
@@ -24,29 +24,30 @@ Registry& registry() {
 struct ForkHandlers {
   static void before() {
     registry().mutex.lock();
-    for (ForkAware* object : registry().objects) object->guard_.lock();
+    for (ForkHook* hook : registry().hooks) hook->guard_.lock();
   }
   static void unlock() {
-    for (ForkAware* object : registry().objects) object->guard_.unlock();
+    for (ForkHook* hook : registry().hooks) hook->guard_.unlock();
     registry().mutex.unlock();
   }
   static void in_child() {
-    for (ForkAware* object : registry().objects) object->after_fork_in_child();
+    for (ForkHook* hook : registry().hooks) hook->in_child_();
     unlock();
   }
 };
 
-ForkAware::ForkAware(std::mutex& guard) : guard_(guard) {
+ForkHook::ForkHook(std::mutex& guard, std::function<void()> in_child)
+    : guard_(guard), in_child_(std::move(in_child)) {
   static const int installed =
       pthread_atfork(ForkHandlers::before, ForkHandlers::unlock, ForkHandlers::in_child);
   static_cast<void>(installed);
   const std::lock_guard lock(registry().mutex);
-  registry().objects.insert(this);
+  registry().hooks.insert(this);
 }
 
-ForkAware::~ForkAware() {
+ForkHook::~ForkHook() {
   const std::lock_guard lock(registry().mutex);
-  registry().objects.erase(this);
+  registry().hooks.erase(this);
 }
 
 }  // namespace tccl

@@ -2,24 +2,24 @@
 // child, where none of these may be used. Thread-safe.
 #pragma once
 
+#include <functional>
 #include <mutex>
 
 namespace tccl {
 
-class ForkAware {
+/// While it lives, `in_child` runs in every forked child, right after fork(), on its only thread.
+/// `guard` is held across fork(), so that the child finds what it protects in good order.
+class ForkHook {
  public:
-  /// `guard` is held across fork(), so that the child finds what it protects in good order.
-  explicit ForkAware(std::mutex& guard);
-  virtual ~ForkAware();
-  ForkAware(const ForkAware&) = delete;
-  ForkAware& operator=(const ForkAware&) = delete;
-
-  /// Runs in the child, right after fork(), on its only thread.
-  virtual void after_fork_in_child() noexcept = 0;
+  ForkHook(std::mutex& guard, std::function<void()> in_child);
+  ~ForkHook();
+  ForkHook(const ForkHook&) = delete;
+  ForkHook& operator=(const ForkHook&) = delete;
 
  private:
   friend struct ForkHandlers;
   std::mutex& guard_;
+  std::function<void()> in_child_;
 };
 
 }  // namespace tccl

@@ -5,7 +5,7 @@
 
 namespace tccl {
 
-/// One line: "tccl: warning: <text>". `rank` < 0 means that none is known yet.
+/// One line: "tccl: rank 3: warning: <text>"; the pid stands for a rank that is not known yet.
 void log_warning(std::string_view text, int rank = -1);
 
 }  // namespace tccl

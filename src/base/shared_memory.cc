@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/fork_guard.h"
 #include "base/system_error.h"
 
 namespace tccl {
@@ -16,6 +17,8 @@ namespace {
 struct Cache {
   std::mutex mutex;
   std::map<Digest, std::weak_ptr<SharedMemory>> by_id;
+  // A child inherits the entries but not the mappings.
+  ForkHook fork_hook{mutex, [this] { by_id.clear(); }};
 };
 
 /// One mapping per segment and process. Never destroyed: contexts may outlive static destructors.
@@ -66,8 +69,10 @@ std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t bytes) {
 std::shared_ptr<SharedMemory> SharedMemory::open(const Fd& fd, std::size_t bytes,
                                                  const Digest& id) {
   const std::lock_guard lock(cache().mutex);
-  if (auto known = cache().by_id[id].lock()) return known;
-  Fd own(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  forget_expired(cache());
+  if (const auto found = cache().by_id.find(id); found != cache().by_id.end())
+    if (auto known = found->second.lock()) return known;
+  Fd own = fd.duplicate();
   if (!own) throw_system_error("dup(memfd)");
   auto memory = std::make_shared<SharedMemory>(std::move(own), bytes, id);
   memory->fd_.reset();  // the mapping is enough

@@ -5,9 +5,9 @@
 // CPU.
 //
 // A thread sleeps only on a Bell in its own process's memory. Whoever changes something that the
-// thread may be waiting for rings that bell; so do the monitor thread and abort(). Lost wake-ups
-// cannot happen: the sleeper announces itself, *then* looks; the ringer stores, *then* looks for
-// sleepers; both put a sequentially consistent fence in between.
+// thread may be waiting for rings that bell. Lost wake-ups cannot happen: the sleeper announces
+// itself, *then* looks; the ringer stores, *then* looks for sleepers; both put a sequentially
+// consistent fence in between.
 #pragma once
 
 #include <sched.h>

@@ -2,7 +2,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/crypto.h"
+#include "base/fd.h"
 #include "base/format.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
@@ -36,21 +36,35 @@ std::optional<std::string> read_file(const std::string& path) {
   return text.str();
 }
 
+/// All of it or an error: on a full disk nobody may find half a value.
+void write_private_file(const std::string& path, std::string_view value) {
+  const Fd file(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+  if (!file) throw_system_error("open " + path);
+  if (::write(file.get(), value.data(), value.size()) != static_cast<ssize_t>(value.size()))
+    throw_system_error("write " + path);
+}
+
 class FileStore final : public Store {
  public:
   explicit FileStore(std::string directory) : directory_(std::move(directory)) {
     std::error_code problem;
-    std::filesystem::create_directories(directory_, problem);
+    if (std::filesystem::create_directories(directory_, problem))
+      std::filesystem::permissions(directory_, std::filesystem::perms::owner_all, problem);
     if (problem) throw Error(Errc::system, formatted("{}: {}", directory_, problem.message()));
   }
 
   void set(const std::string& key, std::string_view value) override {
     // Written aside and renamed: a reader sees all of a value or nothing.
     const std::string target = path_of(key);
-    const std::string aside = formatted("{}.{}.{}", target, ::getpid(), next_++);
-    std::ofstream(aside, std::ios::binary)
-        .write(value.data(), static_cast<std::streamsize>(value.size()));
+    const Digest unique = random_digest();  // several stores of one process may set one key
+    const std::string aside = formatted("{}.{}", target, to_hex(std::span(unique).first(8)));
+    write_private_file(aside, value);
     if (::rename(aside.c_str(), target.c_str()) != 0) throw_system_error("rename " + target);
+  }
+
+  void remove(const std::string& key) override {
+    if (::unlink(path_of(key).c_str()) != 0 && errno != ENOENT)
+      throw_system_error("unlink " + path_of(key));
   }
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
@@ -71,7 +85,6 @@ class FileStore final : public Store {
   }
 
   std::string directory_;
-  std::atomic<unsigned> next_{0};
 };
 
 }  // namespace

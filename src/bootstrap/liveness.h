@@ -15,7 +15,6 @@
 #include <string>
 
 #include "base/crypto.h"
-#include "base/fd.h"
 #include "base/shared_memory.h"
 
 namespace tccl {
@@ -34,12 +33,11 @@ inline constexpr auto kStalledAfter = std::chrono::milliseconds(700);
 /// A process (strictly: a context) of this host, mapped once and shared by all groups.
 class Peer {
  public:
-  Peer(std::shared_ptr<SharedMemory> memory, Fd pidfd, std::string host, int pid)
-      : memory_(std::move(memory)), pidfd_(std::move(pidfd)), host_(std::move(host)), pid_(pid) {}
+  Peer(std::shared_ptr<SharedMemory> memory, std::string host, int pid)
+      : memory_(std::move(memory)), host_(std::move(host)), pid_(pid) {}
 
   [[nodiscard]] std::byte* base() const noexcept { return memory_->base(); }
   [[nodiscard]] const Digest& id() const noexcept { return memory_->id(); }
-  [[nodiscard]] int pidfd() const noexcept { return pidfd_.get(); }
   /// "host b, pid 4711"
   [[nodiscard]] std::string where() const;
 
@@ -55,7 +53,6 @@ class Peer {
 
   /// The monitor thread saw the process end.
   void mark_reaped() noexcept { reaped_.store(true, std::memory_order_relaxed); }
-  void drop_in_child() noexcept { pidfd_.reset(); }
 
  private:
   [[nodiscard]] LifeSign& life() const noexcept { return *reinterpret_cast<LifeSign*>(base()); }
@@ -66,7 +63,6 @@ class Peer {
   }
 
   std::shared_ptr<SharedMemory> memory_;
-  Fd pidfd_;
   std::string host_;
   int pid_;
   std::atomic<bool> reaped_{false};

@@ -89,14 +89,11 @@ void await_packet(int socket, const Invitation& invitation, Deadline deadline) {
   }
 }
 
-std::string who(const Introduction& i) {
-  return formatted("rank {} (host {}, pid {})", i.rank, i.host, i.pid);
-}
-
 /// A connection to the meeting point that has not finished its handshake, or has.
 struct Guest {
   Fd socket;
   Digest challenge;
+  Deadline patience;  // to prove itself and to introduce itself
   bool proved = false;
   std::optional<Attendee> attendee;
 };
@@ -107,15 +104,14 @@ class Host {
   Host(const Invitation& invitation, Fd listener, const Introduction& self)
       : invitation_(invitation), listener_(std::move(listener)), self_(self) {}
 
-  std::vector<Attendee> run(int memory_fd, int process_fd) {
+  void run(int memory_fd, int process_fd) {
     try {
       gather_guests();
-      std::vector<Attendee> everyone = seat_everyone();
-      check_settings(everyone);
+      const std::vector<Attendee> everyone = seat_everyone();
+      invitation_.accept(everyone);
       for (const Guest& guest : guests_)
         if (guest.attendee) hand_out(guest, everyone, memory_fd, process_fd);
       announce(Verdict{});
-      return everyone;
     } catch (const Error& error) {
       announce(bad_verdict(error));
       throw;
@@ -125,9 +121,10 @@ class Host {
  private:
   void gather_guests() {
     auto next_look = Clock::now() + std::chrono::seconds(1);
-    while (introduced() + 1 < invitation_.size) {
+    while (introduced() + 1 < self_.size) {
       if (Clock::now() >= invitation_.deadline) throw missing_ranks();
       poll_interrupt(invitation_);
+      drop_silent_strangers();
       poll_once(std::min({next_look, invitation_.deadline, Clock::now() + kInterruptPeriod}));
       if (Clock::now() < next_look) continue;
       look_for_other_hosts();
@@ -144,8 +141,7 @@ class Host {
     std::vector<pollfd> entries{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
     for (const Guest& guest : guests_)
       entries.push_back({.fd = guest.socket.get(), .events = POLLIN, .revents = 0});
-    if (::poll(entries.data(), entries.size(), static_cast<int>(time_left(until).count())) < 0)
-      return;
+    if (::poll(entries.data(), entries.size(), poll_timeout(until)) < 0) return;
     for (std::size_t i = 1; i < entries.size(); ++i)
       if (entries[i].revents != 0) advance(guests_[i - 1]);
     std::erase_if(guests_, [](const Guest& guest) { return !guest.socket; });
@@ -154,14 +150,30 @@ class Host {
 
   void welcome() {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket) return;
-    Guest guest{.socket = std::move(socket), .challenge = random_digest(), .attendee = {}};
+    if (!socket) {
+      std::this_thread::sleep_for(milliseconds(10));  // out of descriptors: strangers will time out
+      return;
+    }
+    Guest guest{.socket = std::move(socket),
+                .challenge = random_digest(),
+                .patience = deadline_after(kHandshakeTime),
+                .attendee = {}};
     try {
-      send_packet(guest.socket.get(), Challenge{guest.challenge});
+      send_packet(guest.socket.get(), Challenge{guest.challenge}, guest.patience);
       guests_.push_back(std::move(guest));
     } catch (const Error&) {
       // It has gone again; whoever it was, it can come back.
     }
+  }
+
+  /// Abstract sockets are open to every user of the machine: one that says nothing, or opens very
+  /// many connections, must not keep the ranks out.
+  void drop_silent_strangers() {
+    const auto now = Clock::now();
+    std::erase_if(guests_, [&](const Guest& g) { return !g.attendee && now >= g.patience; });
+    for (auto it = guests_.begin();
+         guests_.size() > kMostGuests + self_.size && it != guests_.end();)
+      it = it->proved ? it + 1 : guests_.erase(it);  // the oldest first
   }
 
   /// Takes the one packet that is there. Whoever breaks the protocol before it has introduced
@@ -170,12 +182,12 @@ class Host {
     if (guest.attendee)
       throw Error(Errc::peer_lost,
                   formatted("{} went away while group {} was being formed",
-                            who(guest.attendee->introduction), invitation_.group),
+                            describe(guest.attendee->introduction), invitation_.group),
                   {guest.attendee->introduction.rank});
     try {
       guest.proved ? take_introduction(guest) : check_proof(guest);
     } catch (const Error& error) {
-      if (error.code() == Errc::invalid_argument) throw;
+      if (guest.attendee) throw;  // no stranger
       if (!std::exchange(warned_, true))
         log_warning(formatted("a stranger at the meeting point was dropped: {}", error.what()),
                     self_.rank);
@@ -188,8 +200,8 @@ class Host {
     if (!same_digest(answer.proof,
                      member_proof(invitation_.secret, guest.challenge, answer.number)))
       throw Error(Errc::system, "it does not know the group's secret");
-    send_packet(guest.socket.get(),
-                Counterproof{host_proof(invitation_.secret, guest.challenge, answer.number)});
+    const Digest own_proof = host_proof(invitation_.secret, guest.challenge, answer.number);
+    send_packet(guest.socket.get(), Counterproof{own_proof}, guest.patience);
     guest.proved = true;
   }
 
@@ -201,17 +213,23 @@ class Host {
     attendee.memory = std::move(fds[0]);
     if (fds.size() > 1) attendee.process = std::move(fds[1]);
     guest.attendee = std::move(attendee);
+    check_agreement(guest.attendee->introduction);
   }
 
   std::vector<Attendee> seat_everyone() {
-    std::vector<Attendee> seats(static_cast<std::size_t>(invitation_.size));
+    std::vector<Attendee> seats(static_cast<std::size_t>(self_.size));
     std::vector<bool> taken(seats.size());
     const auto seat = [&](const Introduction& introduction) -> Attendee& {
       const auto rank = static_cast<std::size_t>(introduction.rank);
-      if (rank >= seats.size() || taken[rank])
+      if (rank >= seats.size())
+        throw Error(Errc::invalid_argument,
+                    formatted("{} is not one of the {} ranks of group {}", describe(introduction),
+                              seats.size(), invitation_.group),
+                    {introduction.rank});
+      if (taken[rank])
         throw Error(Errc::invalid_argument,
                     formatted("two processes of group {} call themselves rank {}; one is {}",
-                              invitation_.group, introduction.rank, who(introduction)),
+                              invitation_.group, introduction.rank, describe(introduction)),
                     {introduction.rank});
       taken[rank] = true;
       seats[rank].introduction = introduction;
@@ -227,22 +245,26 @@ class Host {
     return seats;
   }
 
-  void check_settings(const std::vector<Attendee>& everyone) const {
-    for (const Attendee& other : everyone) {
-      const Introduction& i = other.introduction;
-      if (i.chunk_bytes != self_.chunk_bytes)
-        throw settings_differ("CCL_CHUNK_BYTES", self_.chunk_bytes, i, i.chunk_bytes);
-      if (i.eager_bytes != self_.eager_bytes)
-        throw settings_differ("CCL_EAGER_BYTES", self_.eager_bytes, i, i.eager_bytes);
-    }
+  void check_agreement(const Introduction& other) const {
+    if (other.format != self_.format)
+      throw Error(Errc::mismatch,
+                  formatted("rank {} and {} run different builds of this library", self_.rank,
+                            describe(other)),
+                  {self_.rank, other.rank});
+    check_equal("the size of the group", self_.size, other, other.size);
+    check_equal("the first sequence number", self_.first_sequence, other, other.first_sequence);
+    check_equal("CCL_CHUNK_BYTES", self_.chunk_bytes, other, other.chunk_bytes);
+    check_equal("CCL_EAGER_BYTES", self_.eager_bytes, other, other.eager_bytes);
   }
 
-  [[nodiscard]] Error settings_differ(const char* name, std::uint64_t mine,
-                                      const Introduction& other, std::uint64_t theirs) const {
-    return Error(Errc::mismatch,
-                 formatted("{} is {} on rank {} and {} on {}; it must be the same on all ranks",
-                           name, mine, self_.rank, theirs, who(other)),
-                 {self_.rank, other.rank});
+  template <class T>
+  void check_equal(const char* what, T mine, const Introduction& other, T theirs) const {
+    if (mine == theirs) return;
+    throw Error(Errc::mismatch,
+                formatted("group {}: {} is {} on rank {} and {} on {}; it must be the same on all "
+                          "ranks",
+                          invitation_.group, what, mine, self_.rank, theirs, describe(other)),
+                {self_.rank, other.rank});
   }
 
   /// One guest at a time: the kernel limits how many descriptors may be under way.
@@ -253,7 +275,7 @@ class Host {
       std::vector<int> fds{mine ? memory_fd : other.memory.get()};
       const int process = mine ? process_fd : other.process.get();
       if (process >= 0) fds.push_back(process);
-      send_packet(guest.socket.get(), other.introduction, fds);
+      send_packet(guest.socket.get(), other.introduction, invitation_.deadline, fds);
     }
     const auto verdict = receive_packet<Verdict>(guest.socket.get(), invitation_.deadline);
     throw_if_bad(verdict);
@@ -263,7 +285,7 @@ class Host {
     for (const Guest& guest : guests_) {
       if (!guest.attendee) continue;
       try {
-        send_packet(guest.socket.get(), verdict);
+        send_packet(guest.socket.get(), verdict, deadline_after(kHandshakeTime));
       } catch (const std::exception&) {
         // It is gone: then it needs no verdict.
       }
@@ -272,7 +294,7 @@ class Host {
 
   [[nodiscard]] std::vector<int> absent() const {
     std::vector<int> ranks;
-    for (int rank = 0; rank < invitation_.size; ++rank) {
+    for (int rank = 0; rank < self_.size; ++rank) {
       const bool here = rank == self_.rank || std::ranges::any_of(guests_, [&](const Guest& guest) {
                           return guest.attendee && guest.attendee->introduction.rank == rank;
                         });
@@ -309,9 +331,12 @@ class Host {
     return Error(Errc::timeout,
                  formatted("group {}: rank{} {} did not arrive in time; {} of {} are here",
                            invitation_.group, ranks.size() == 1 ? "" : "s", joined(ranks),
-                           introduced() + 1, invitation_.size),
+                           introduced() + 1, self_.size),
                  ranks);
   }
+
+  static constexpr milliseconds kHandshakeTime{2000};
+  static constexpr std::size_t kMostGuests = 64;
 
   const Invitation& invitation_;
   Fd listener_;
@@ -324,7 +349,8 @@ void prove_each_other(int socket, const Invitation& invitation) {
   await_packet(socket, invitation, invitation.deadline);
   const auto challenge = receive_packet<Challenge>(socket, invitation.deadline);
   const Digest own = random_digest();
-  send_packet(socket, Answer{own, member_proof(invitation.secret, challenge.number, own)});
+  const Digest proof = member_proof(invitation.secret, challenge.number, own);
+  send_packet(socket, Answer{own, proof}, invitation.deadline);
   const auto counter = receive_packet<Counterproof>(socket, invitation.deadline);
   if (!same_digest(counter.proof, host_proof(invitation.secret, challenge.number, own)))
     throw Error(Errc::system, "the meeting point does not know the group's secret");
@@ -332,18 +358,11 @@ void prove_each_other(int socket, const Invitation& invitation) {
 
 /// The table arrives as one Introduction per rank, unless the meeting failed before.
 Attendee receive_attendee(int socket, const Invitation& invitation, Deadline deadline) {
-  await_packet(socket, invitation, deadline);
-  union {
-    Introduction introduction;
-    Verdict verdict;
-  } packet{};
   static_assert(sizeof(Verdict) != sizeof(Introduction), "the size tells them apart");
+  await_packet(socket, invitation, deadline);
   char probe[1];
-  const ssize_t bytes = ::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC);
-  if (bytes == sizeof(Verdict)) {
-    receive_packet(socket, &packet.verdict, sizeof packet.verdict, deadline);
-    throw_if_bad(packet.verdict);
-  }
+  if (::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC) == sizeof(Verdict))
+    throw_if_bad(receive_packet<Verdict>(socket, deadline));
   Attendee attendee;
   std::vector<Fd> fds;
   attendee.introduction = receive_packet<Introduction>(socket, deadline, &fds);
@@ -352,22 +371,32 @@ Attendee receive_attendee(int socket, const Invitation& invitation, Deadline dea
   return attendee;
 }
 
-std::vector<Attendee> attend(const Invitation& invitation, Fd socket, const Introduction& self,
-                             int memory_fd, int process_fd) {
+void accept_or_complain(int socket, const Invitation& invitation,
+                        const std::vector<Attendee>& everyone, Deadline deadline) {
+  try {
+    invitation.accept(everyone);
+  } catch (const Error& error) {
+    send_packet(socket, bad_verdict(error), deadline);
+    throw;
+  }
+  send_packet(socket, Verdict{}, deadline);
+}
+
+void attend(const Invitation& invitation, Fd socket, const Introduction& self, int memory_fd,
+            int process_fd) {
+  // The host waits until the deadline for the others; allow it the time to say who is missing.
+  const Deadline patience = deadline_after(time_left(invitation.deadline) + milliseconds(2000));
   try {
     prove_each_other(socket.get(), invitation);
     std::vector<int> fds{memory_fd};
     if (process_fd >= 0) fds.push_back(process_fd);
-    send_packet(socket.get(), self, fds);
-    // The host waits until the deadline for the others; allow it the time to say who is missing.
-    const Deadline patience = invitation.deadline + std::chrono::seconds(2);
+    send_packet(socket.get(), self, invitation.deadline, fds);
     std::vector<Attendee> everyone;
-    for (int i = 0; i < invitation.size; ++i)
+    for (int i = 0; i < self.size; ++i)
       everyone.push_back(receive_attendee(socket.get(), invitation, patience));
-    send_packet(socket.get(), Verdict{});
+    accept_or_complain(socket.get(), invitation, everyone, patience);
     await_packet(socket.get(), invitation, patience);
     throw_if_bad(receive_packet<Verdict>(socket.get(), patience));
-    return everyone;
   } catch (const Error& error) {
     // A verdict names ranks; only the socket itself fails without one.
     const bool socket_failed =
@@ -395,8 +424,26 @@ std::string agree_on_secret(Store& store, int rank, Deadline deadline) {
   return store.get("secret", time_left(deadline));
 }
 
-std::vector<Attendee> meet(const Invitation& invitation, const Introduction& self, int memory_fd,
-                           int process_fd) {
+void forget_secret(Store& store, int rank) noexcept {
+  try {
+    store.remove(rank_key(rank));
+    if (rank == 0) store.remove("secret");
+  } catch (const std::exception&) {
+    // The store is gone: then nobody can read them either.
+  }
+}
+
+std::string describe(const Introduction& introduction) {
+  return formatted("rank {} (host {}, pid {})", introduction.rank, introduction.host,
+                   introduction.pid);
+}
+
+void meet(const Invitation& invitation, const Introduction& self, int memory_fd, int process_fd) {
+  if (self.size == 1) {
+    std::vector<Attendee> alone(1);
+    alone.front().introduction = self;
+    return invitation.accept(alone);
+  }
   const std::string name = socket_name(invitation.secret);
   while (Clock::now() < invitation.deadline) {
     poll_interrupt(invitation);
@@ -406,9 +453,9 @@ std::vector<Attendee> meet(const Invitation& invitation, const Introduction& sel
       return attend(invitation, std::move(socket), self, memory_fd, process_fd);
     std::this_thread::sleep_for(milliseconds(1));  // between the host's bind and its listen
   }
-  throw Error(Errc::timeout, formatted("group {}: nobody answered at the meeting point of this "
-                                       "host",
-                                       invitation.group));
+  throw Error(
+      Errc::timeout,
+      formatted("group {}: nobody answered at the meeting point of this host", invitation.group));
 }
 
 }  // namespace tccl

@@ -20,8 +20,11 @@ namespace tccl {
 
 /// What a rank tells about itself. Sent as bytes between processes of one host and one build.
 struct Introduction {
+  std::uint64_t format = 0x7463636c'00000001;  // raised when this struct or the region changes
   std::int32_t rank = 0;
+  std::int32_t size = 0;
   std::int32_t pid = 0;
+  std::uint32_t first_sequence = 0;
   Digest memory_id{};
   Digest token{};
   std::uint64_t memory_bytes = 0;
@@ -41,8 +44,10 @@ struct Invitation {
   Store* store;
   std::string group;   // for messages
   std::string secret;  // see agree_on_secret
-  int size;
   Deadline deadline;
+  /// Maps everyone's memory. Runs on every rank before the meeting ends; if it throws on one, the
+  /// meeting fails on all.
+  std::function<void(const std::vector<Attendee>&)> accept;
   std::function<void()> poll_interrupt;  // may be empty; see Context::Options
 };
 
@@ -50,10 +55,15 @@ struct Invitation {
 /// pid there, so that a rank that cannot be met can be named.
 std::string agree_on_secret(Store& store, int rank, Deadline deadline);
 
-/// Returns all ranks' introductions in rank order (this rank's own without descriptors).
-/// Throws on every rank alike: timeout names who is missing; mismatch names settings that differ.
-std::vector<Attendee> meet(const Invitation& invitation, const Introduction& self, int memory_fd,
-                           int process_fd);
+/// After the meeting, good or bad: the same store can serve another one.
+void forget_secret(Store& store, int rank) noexcept;
+
+/// Hands everyone's introductions, in rank order, to everyone's `accept`. Throws on every rank
+/// alike: timeout names who is missing; mismatch names what differs.
+void meet(const Invitation& invitation, const Introduction& self, int memory_fd, int process_fd);
+
+/// "rank 3 (host b, pid 4711)"
+std::string describe(const Introduction& introduction);
 
 std::string host_name();
 

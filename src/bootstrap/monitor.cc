@@ -18,8 +18,10 @@ void init_robust_mutex(pthread_mutex_t& mutex) {
   pthread_mutexattr_destroy(&attributes);
 }
 
-void add_to_epoll(const Fd& epoll, int fd, void* data) {
-  epoll_event event{.events = EPOLLIN, .data = {.ptr = data}};
+constexpr std::uint64_t kWakeUp = 0;  // stop() woke us; peers have other numbers
+
+void add_to_epoll(const Fd& epoll, int fd, std::uint64_t number) {
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = number}};
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_system_error("epoll_ctl");
 }
 
@@ -33,7 +35,7 @@ Monitor::Monitor(LifeSign& life, std::function<void()> on_tick)
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw_system_error("epoll_create1/eventfd");
-  add_to_epoll(epoll_, wake_.get(), nullptr);
+  add_to_epoll(epoll_, wake_.get(), kWakeUp);
   init_robust_mutex(life_.alive);
   std::promise<void> holding;
   auto held = holding.get_future();
@@ -42,11 +44,28 @@ Monitor::Monitor(LifeSign& life, std::function<void()> on_tick)
   held.wait();  // nobody may see this process before it shows that it lives
 }
 
-void Monitor::watch(std::shared_ptr<Peer> peer) {
-  if (peer->pidfd() < 0) return;  // without a pidfd the mutex word is the only witness
-  add_to_epoll(epoll_, peer->pidfd(), peer.get());
+void Monitor::watch(const std::shared_ptr<Peer>& peer, Fd pidfd) {
+  if (!pidfd) return;  // then the mutex word is the only witness
   const std::lock_guard lock(mutex_);
-  watched_.push_back(std::move(peer));
+  const std::uint64_t number = next_number_++;
+  add_to_epoll(epoll_, pidfd.get(), number);
+  watched_[number] = {peer, std::move(pidfd)};
+}
+
+void Monitor::end_watch(std::uint64_t number) {
+  const auto found = watched_.find(number);
+  if (found == watched_.end()) return;
+  // Closing is not enough: other processes hold the same open file.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.pidfd.get(), nullptr);
+  watched_.erase(found);
+}
+
+void Monitor::forget_dropped_peers() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> dropped;
+  for (const auto& [number, watched] : watched_)
+    if (watched.peer.expired()) dropped.push_back(number);
+  for (const std::uint64_t number : dropped) end_watch(number);
 }
 
 void Monitor::main(std::promise<void> holding) {
@@ -55,6 +74,7 @@ void Monitor::main(std::promise<void> holding) {
   while (!stopping_.load(std::memory_order_acquire)) {  // pairs with stop()
     handle_events(static_cast<int>(kHeartbeatPeriod.count()));
     life_.heartbeat.fetch_add(1, std::memory_order_relaxed);
+    forget_dropped_peers();
     on_tick_();
   }
   pthread_mutex_unlock(&life_.alive);
@@ -63,11 +83,13 @@ void Monitor::main(std::promise<void> holding) {
 void Monitor::handle_events(int timeout_ms) {
   epoll_event events[16];
   const int count = ::epoll_wait(epoll_.get(), events, 16, timeout_ms);
+  const std::lock_guard lock(mutex_);
   for (int i = 0; i < count; ++i) {
-    auto* peer = static_cast<Peer*>(events[i].data.ptr);
-    if (peer == nullptr) continue;  // stop() woke us
-    peer->mark_reaped();
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->pidfd(), nullptr);
+    const std::uint64_t number = events[i].data.u64;
+    if (number == kWakeUp) continue;
+    if (const auto found = watched_.find(number); found != watched_.end())
+      if (const auto peer = found->second.peer.lock()) peer->mark_reaped();
+    end_watch(number);
   }
 }
 
@@ -80,8 +102,9 @@ void Monitor::stop() noexcept {
   thread_.join();
 }
 
+/// The thread does not exist in the child; the descriptors must not stay open there.
 void Monitor::drop_in_child() noexcept {
-  if (thread_.joinable()) thread_.detach();  // no such thread here: only forget its handle
+  for (auto& [number, watched] : watched_) watched.pidfd.reset();
   epoll_.reset();
   wake_.reset();
 }

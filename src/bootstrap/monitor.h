@@ -4,12 +4,13 @@
 
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "base/fd.h"
+#include "base/fork_guard.h"
 #include "bootstrap/liveness.h"
 
 namespace tccl {
@@ -20,24 +21,32 @@ class Monitor {
   Monitor(LifeSign& life, std::function<void()> on_tick);
   ~Monitor() { stop(); }
 
-  void watch(std::shared_ptr<Peer> peer);
+  /// Watches a process until its end, or until nobody else holds the peer any more.
+  void watch(const std::shared_ptr<Peer>& peer, Fd pidfd);
   /// Says goodbye, lets the mutex go and joins the thread. Idempotent.
   void stop() noexcept;
-  /// In a forked child: the thread does not exist here.
-  void drop_in_child() noexcept;
 
  private:
   void main(std::promise<void> holding);
   void handle_events(int timeout_ms);
+  void forget_dropped_peers();
+  void end_watch(std::uint64_t number);
+  void drop_in_child() noexcept;
 
   LifeSign& life_;
   std::function<void()> on_tick_;
   Fd epoll_;
   Fd wake_;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Peer>> watched_;
+  struct Watched {
+    std::weak_ptr<Peer> peer;
+    Fd pidfd;
+  };
+  std::mutex mutex_;  // guards the next two
+  std::map<std::uint64_t, Watched> watched_;
+  std::uint64_t next_number_ = 1;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
+  ForkHook fork_hook_{mutex_, [this] { drop_in_child(); }};
 };
 
 }  // namespace tccl

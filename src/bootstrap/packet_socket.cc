@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/poll.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
 
@@ -69,16 +70,11 @@ Fd connect_to(const std::string& abstract_name) {
 }
 
 bool wait_readable(int socket, Deadline deadline) {
-  pollfd entry{.fd = socket, .events = POLLIN, .revents = 0};
-  for (;;) {
-    const int ready = ::poll(&entry, 1, static_cast<int>(time_left(deadline).count()));
-    if (ready > 0) return true;
-    if (ready == 0) return false;
-    if (errno != EINTR) throw_system_error("poll");
-  }
+  return wait_for_event(socket, POLLIN, deadline);
 }
 
-void send_packet(int socket, const void* data, std::size_t bytes, std::span<const int> fds) {
+void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadline,
+                 std::span<const int> fds) {
   iovec part{.iov_base = const_cast<void*>(data), .iov_len = bytes};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerPacket * sizeof(int))] = {};
   msghdr message{};
@@ -93,9 +89,11 @@ void send_packet(int socket, const void* data, std::size_t bytes, std::span<cons
     c->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
   }
-  if (::sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes)) return;
-  if (errno == EPIPE || errno == ECONNRESET) throw Error(Errc::peer_lost, "connection closed");
-  throw_system_error("sendmsg");
+  while (::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(bytes)) {
+    if (errno == EPIPE || errno == ECONNRESET) throw Error(Errc::peer_lost, "connection closed");
+    if (errno != EAGAIN && errno != EINTR) throw_system_error("sendmsg");
+    if (!wait_for_event(socket, POLLOUT, deadline)) throw Error(Errc::timeout, "no answer");
+  }
 }
 
 std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline) {

@@ -19,15 +19,16 @@ Fd connect_to(const std::string& abstract_name);
 
 bool wait_readable(int socket, Deadline deadline);
 
-void send_packet(int socket, const void* data, std::size_t bytes, std::span<const int> fds = {});
+void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadline,
+                 std::span<const int> fds = {});
 /// Reads one packet of exactly `bytes` and its descriptors; throws Error{system} on anything else,
 /// Error{peer_lost} at end of file.
 std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline);
 
 template <class T>
-void send_packet(int socket, const T& packet, std::span<const int> fds = {}) {
+void send_packet(int socket, const T& packet, Deadline deadline, std::span<const int> fds = {}) {
   static_assert(std::is_trivially_copyable_v<T>);
-  send_packet(socket, &packet, sizeof packet, fds);
+  send_packet(socket, &packet, sizeof packet, deadline, fds);
 }
 template <class T>
 T receive_packet(int socket, Deadline deadline, std::vector<Fd>* fds = nullptr) {

@@ -1,10 +1,11 @@
 // A small key-value server and its client. A request is {kind, key length, value length, key,
-// value}; a SET is answered by an empty value, a GET by the value once the key exists.
+// value}; GET is answered by the value once the key exists, the others by an empty value. Each
+// request has a connection of its own, so that one that waits keeps nobody else waiting.
 #include <netdb.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -16,7 +17,9 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/fork_guard.h"
 #include "base/format.h"
+#include "base/poll.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
 #include "tccl/store.h"
@@ -24,7 +27,7 @@
 namespace tccl {
 namespace {
 
-enum class Kind : std::uint32_t { set, get };
+enum class Kind : std::uint32_t { set, get, remove };
 
 struct RequestHeader {
   Kind kind;
@@ -48,78 +51,108 @@ struct AddressList {
   AddressList& operator=(const AddressList&) = delete;
 };
 
-Fd try_each(const AddressList& list, int (*use)(int, const sockaddr*, socklen_t)) {
+Fd new_socket(const addrinfo& a) {
+  return Fd(::socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a.ai_protocol));
+}
+
+Fd listen_on(const std::string& host, std::uint16_t port) {
+  const AddressList list(host, port, true);
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
-    Fd fd(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
-    if (!fd) continue;
+    Fd fd = new_socket(*a);
     const int on = 1;
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (use(fd.get(), a->ai_addr, a->ai_addrlen) == 0) return fd;
+    if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (fd && ::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+        ::listen(fd.get(), SOMAXCONN) == 0)
+      return fd;
+  }
+  throw_system_error(formatted("store: cannot listen on {}:{}", host, port));
+}
+
+bool finish_connecting(const Fd& fd, Deadline deadline) {
+  if (!wait_for_event(fd.get(), POLLOUT, deadline)) return false;
+  int problem = 0;
+  socklen_t length = sizeof problem;
+  return ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &problem, &length) == 0 && problem == 0;
+}
+
+/// An invalid Fd if nobody listens.
+Fd try_to_connect(const std::string& host, std::uint16_t port, Deadline deadline) {
+  const AddressList list(host, port, false);
+  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+    Fd fd = new_socket(*a);
+    if (!fd) continue;
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0) return fd;
+    if (errno == EINPROGRESS && finish_connecting(fd, deadline)) return fd;
   }
   return {};
 }
 
-bool send_all(int fd, const void* data, std::size_t bytes) {
-  const char* p = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t sent = ::send(fd, p, bytes, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
-    p += sent;
-    bytes -= static_cast<std::size_t>(sent);
-  }
-  return true;
-}
-
-bool send_value(int fd, std::string_view value) {
+std::string with_length(std::string_view value) {
   const auto bytes = static_cast<std::uint32_t>(value.size());
-  return send_all(fd, &bytes, sizeof bytes) && send_all(fd, value.data(), value.size());
+  return std::string(reinterpret_cast<const char*>(&bytes), sizeof bytes).append(value);
 }
 
 /// Serves all connections from one thread; a GET of a missing key waits in its connection.
 class Server {
  public:
   Server(const std::string& host, std::uint16_t port)
-      : listener_(try_each(AddressList(host, port, true), ::bind)),
-        stop_(::eventfd(0, EFD_CLOEXEC)) {
-    if (!listener_) throw_system_error(formatted("store: cannot listen on {}:{}", host, port));
-    if (::listen(listener_.get(), SOMAXCONN) != 0) throw_system_error("store: listen");
+      : listener_(listen_on(host, port)), stop_(::eventfd(0, EFD_CLOEXEC)) {
     thread_ = std::thread([this] { main(); });
   }
   ~Server() {
+    if (owner_ != ::getpid()) {  // no such thread in a forked child
+      thread_.detach();
+      return;
+    }
     const std::uint64_t one = 1;
     static_cast<void>(!::write(stop_.get(), &one, sizeof one));
     thread_.join();
   }
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
 
  private:
   struct Connection {
     Fd fd;
     std::string inbox;
+    std::string outbox;
     std::optional<std::string> wanted;  // the key of a GET that waits
   };
 
   void main() {
     for (;;) {
       std::vector<pollfd> entries{{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-      for (const Connection& c : connections_) entries.push_back({c.fd.get(), POLLIN, 0});
+      for (const Connection& c : connections_)
+        entries.push_back({c.fd.get(), static_cast<short>(c.outbox.empty() ? POLLIN : POLLOUT), 0});
       if (::poll(entries.data(), entries.size(), -1) < 0) continue;
       if (entries[0].revents != 0) return;
+      const std::lock_guard lock(mutex_);
       for (std::size_t i = 2; i < entries.size(); ++i)
-        if (entries[i].revents != 0) read_from(connections_[i - 2]);
+        if (entries[i].revents != 0) serve(connections_[i - 2]);
       std::erase_if(connections_, [](const Connection& c) { return !c.fd; });
       if (entries[1].revents != 0) accept_one();
     }
   }
 
   void accept_one() {
-    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (fd) connections_.push_back({.fd = std::move(fd), .inbox = {}, .wanted = {}});
+    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) connections_.push_back({.fd = std::move(fd), .inbox = {}, .outbox = {}, .wanted = {}});
+  }
+
+  void serve(Connection& c) { c.outbox.empty() ? read_from(c) : write_to(c); }
+
+  void write_to(Connection& c) {
+    const ssize_t sent = ::send(c.fd.get(), c.outbox.data(), c.outbox.size(), MSG_NOSIGNAL);
+    if (sent > 0)
+      c.outbox.erase(0, static_cast<std::size_t>(sent));
+    else if (errno != EAGAIN && errno != EINTR)
+      c.fd.reset();
   }
 
   void read_from(Connection& c) {
     char buffer[4096];
     const ssize_t got = ::recv(c.fd.get(), buffer, sizeof buffer, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) return c.fd.reset();
     c.inbox.append(buffer, static_cast<std::size_t>(got));
     while (c.fd && handle_request(c)) {
@@ -138,17 +171,20 @@ class Server {
     const std::size_t total = sizeof header + header.key_bytes + header.value_bytes;
     if (c.inbox.size() < total) return false;
     const std::string key = c.inbox.substr(sizeof header, header.key_bytes);
-    if (header.kind == Kind::set)
-      put(c, key, c.inbox.substr(sizeof header + header.key_bytes, header.value_bytes));
-    else
-      answer_or_wait(c, key);
+    const std::string value = c.inbox.substr(sizeof header + header.key_bytes, header.value_bytes);
     c.inbox.erase(0, total);
+    answer(c, header.kind, key, value);
     return true;
   }
 
-  void put(Connection& c, const std::string& key, std::string value) {
-    values_[key] = std::move(value);
-    if (!send_value(c.fd.get(), "")) c.fd.reset();
+  void answer(Connection& c, Kind kind, const std::string& key, const std::string& value) {
+    if (kind == Kind::get) return answer_or_wait(c, key);
+    if (kind == Kind::remove)
+      values_.erase(key);
+    else
+      values_[key] = value;
+    c.outbox += with_length("");
+    if (kind == Kind::remove) return;
     for (Connection& other : connections_)
       if (other.fd && other.wanted == key) answer_or_wait(other, key);
   }
@@ -156,14 +192,23 @@ class Server {
   void answer_or_wait(Connection& c, const std::string& key) {
     const auto found = values_.find(key);
     c.wanted = found == values_.end() ? std::optional(key) : std::nullopt;
-    if (found != values_.end() && !send_value(c.fd.get(), found->second)) c.fd.reset();
+    if (found != values_.end()) c.outbox += with_length(found->second);
   }
 
+  void drop_in_child() noexcept {
+    listener_.reset();
+    stop_.reset();
+    for (Connection& c : connections_) c.fd.reset();
+  }
+
+  const pid_t owner_ = ::getpid();
   Fd listener_;
   Fd stop_;
+  std::mutex mutex_;  // held while a request is served, so that a fork finds things in order
   std::map<std::string, std::string> values_;
   std::vector<Connection> connections_;
   std::thread thread_;
+  ForkHook fork_hook_{mutex_, [this] { drop_in_child(); }};
 };
 
 class TcpStore final : public Store {
@@ -171,7 +216,7 @@ class TcpStore final : public Store {
   TcpStore(std::string host, std::uint16_t port, bool serve, std::chrono::milliseconds timeout)
       : host_(std::move(host)), port_(port) {
     if (serve) server_ = std::make_unique<Server>(host_, port_);
-    connect_by(deadline_after(timeout));
+    static_cast<void>(connect_by(deadline_after(timeout)));
   }
 
   void set(const std::string& key, std::string_view value) override {
@@ -180,65 +225,58 @@ class TcpStore final : public Store {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     return ask(Kind::get, key, "", deadline_after(timeout));
   }
+  void remove(const std::string& key) override {
+    static_cast<void>(ask(Kind::remove, key, "", deadline_after(kAnswerTime)));
+  }
 
  private:
   static constexpr std::chrono::milliseconds kAnswerTime{30'000};
 
-  void connect_by(Deadline deadline) {
+  [[nodiscard]] Fd connect_by(Deadline deadline) const {
     for (;;) {
-      connection_ = try_each(AddressList(host_, port_, false), ::connect);
-      if (connection_) break;
+      if (Fd fd = try_to_connect(host_, port_, deadline)) return fd;
       if (Clock::now() >= deadline)
         throw Error(Errc::timeout, formatted("store {}:{} does not answer", host_, port_));
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    const int on = 1;
-    ::setsockopt(connection_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
 
-  std::string ask(Kind kind, const std::string& key, std::string_view value, Deadline deadline) {
-    const std::lock_guard lock(mutex_);
-    if (!connection_) connect_by(deadline);
+  std::string ask(Kind kind, const std::string& key, std::string_view value,
+                  Deadline deadline) const {
+    const Fd connection = connect_by(deadline);
     const RequestHeader header{kind, static_cast<std::uint32_t>(key.size()),
                                static_cast<std::uint32_t>(value.size())};
     std::string request(reinterpret_cast<const char*>(&header), sizeof header);
-    request += key;
-    request += value;
-    if (!send_all(connection_.get(), request.data(), request.size())) throw gone();
+    request.append(key).append(value);
+    transfer(connection, POLLOUT, request.data(), request.size(), key, deadline);
     std::uint32_t bytes = 0;
-    receive(&bytes, sizeof bytes, key, deadline);
+    transfer(connection, POLLIN, &bytes, sizeof bytes, key, deadline);
     std::string answer(bytes, '\0');
-    receive(answer.data(), bytes, key, deadline);
+    transfer(connection, POLLIN, answer.data(), bytes, key, deadline);
     return answer;
   }
 
-  void receive(void* data, std::size_t bytes, const std::string& key, Deadline deadline) {
+  /// Sends or receives all of it.
+  void transfer(const Fd& connection, short event, void* data, std::size_t bytes,
+                const std::string& key, Deadline deadline) const {
     char* p = static_cast<char*>(data);
     while (bytes > 0) {
-      pollfd entry{.fd = connection_.get(), .events = POLLIN, .revents = 0};
-      if (::poll(&entry, 1, static_cast<int>(time_left(deadline).count())) == 0) {
-        connection_.reset();  // a late answer must not be taken for the next one's
+      if (!wait_for_event(connection.get(), event, deadline))
         throw Error(Errc::timeout,
                     formatted("no key \"{}\" in the store {}:{}", key, host_, port_));
-      }
-      const ssize_t got = ::recv(connection_.get(), p, bytes, 0);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) throw gone();
-      p += got;
-      bytes -= static_cast<std::size_t>(got);
+      const ssize_t moved = event == POLLOUT ? ::send(connection.get(), p, bytes, MSG_NOSIGNAL)
+                                             : ::recv(connection.get(), p, bytes, 0);
+      if (moved < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (moved <= 0)
+        throw Error(Errc::system, formatted("store {}:{}: connection lost", host_, port_));
+      p += moved;
+      bytes -= static_cast<std::size_t>(moved);
     }
-  }
-
-  Error gone() {
-    connection_.reset();
-    return {Errc::system, formatted("store {}:{}: connection lost", host_, port_)};
   }
 
   std::string host_;
   std::uint16_t port_;
   std::unique_ptr<Server> server_;
-  std::mutex mutex_;
-  Fd connection_;
 };
 
 }  // namespace

@@ -21,13 +21,6 @@ std::uint64_t uid_from(const Digest& digest) {
   return uid | 1;  // never zero, which means "given back"
 }
 
-std::vector<shm::Member> members_of(ContextImpl& context, std::vector<Attendee> attendees) {
-  std::vector<shm::Member> members;
-  for (const Attendee& attendee : attendees)
-    members.emplace_back(context.acquaint(attendee), attendee.introduction.region_offset);
-  return members;
-}
-
 /// Counts that every rank must pass alike, as one number.
 std::uint64_t hash_of_counts(const Operation& o) {
   std::uint64_t hash = 1;
@@ -43,6 +36,16 @@ bool counts_are_private(Op op) {
   return op == Op::gatherv || op == Op::scatterv || op == Op::alltoallv;
 }
 
+/// The size by which an algorithm is chosen: the same on all ranks.
+std::size_t shared_bytes(const Operation& o) {
+  std::size_t count = counts_are_private(o.op) ? 0 : o.count;
+  if (o.op == Op::allgatherv)
+    for (const Block& block : o.out_blocks) count += block.count;
+  if (o.op == Op::reduce_scatterv)
+    for (const ConstBlock& block : o.in_blocks) count += block.count;
+  return count * size_of(o.dtype);
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> context, Store& store,
@@ -53,6 +56,11 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw Error(Errc::invalid_argument,
                 formatted("group {}: rank {} of {} makes no sense", options.name, rank, size));
   const Deadline deadline = deadline_after(options.timeout);
+  struct Forget {
+    Store& store;
+    int rank;
+    ~Forget() { forget_secret(store, rank); }
+  } forget{store, rank};
   const std::string secret = agree_on_secret(store, rank, deadline);
   const auto layout = shm::RegionLayout::of(size, impl->settings().chunk_bytes);
   auto group = std::make_shared<shm::Group>(
@@ -62,13 +70,16 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
       layout);
   Introduction self = impl->introduction();
   self.rank = rank;
+  self.size = size;
+  self.first_sequence = options.first_sequence;
   self.region_offset = group->region_offset();
-  std::vector<Attendee> attendees(1);
-  attendees[0].introduction = self;
-  if (size > 1)
-    attendees = meet({&store, options.name, secret, size, deadline, impl->poll_interrupt()}, self,
-                     impl->arena().memory()->fd(), impl->process_fd());
-  auto members = members_of(*impl, std::move(attendees));
+  std::vector<shm::Member> members;
+  const auto acquaint = [&](const std::vector<Attendee>& everyone) {
+    for (const Attendee& attendee : everyone)
+      members.emplace_back(impl->acquaint(attendee), attendee.introduction.region_offset);
+  };
+  meet({&store, options.name, secret, deadline, acquaint, impl->poll_interrupt()}, self,
+       impl->arena().memory()->fd(), impl->process_fd());
   group->set_members(std::move(members));
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(group), std::move(options));
@@ -82,17 +93,20 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       options_(std::move(options)),
       rank_(group->rank()),
       size_(group->size()),
-      next_sequence_(options_.first_sequence),
       group_(std::move(group)),
       board_(std::make_unique<shm::ShmBoard>(
           *group_, [](std::uint8_t index) { return algorithm(index).name; },
           context_->poll_interrupt())),
       lane_(std::make_shared<Lane>(
-          context_->drivers(),
+          context_->drivers(), options_.name,
           [this](const Operation& operation, Milliseconds timeout) { execute(operation, timeout); },
           context_->poll_interrupt())),
-      p2p_(std::make_shared<P2p>(group_, context_->settings().eager_bytes, context_->progress(),
-                                 context_->poll_interrupt())) {
+      p2p_(std::make_shared<P2p>(
+          group_, context_->settings().eager_bytes, context_->progress(),
+          [drivers = &context_->drivers()](std::function<void()> job) {
+            drivers->submit(std::move(job));
+          },
+          context_->poll_interrupt())) {
   context_->progress().add(p2p_);
 }
 
@@ -136,11 +150,9 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
 void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout) {
   if (group_->failed()) throw group_->failure();
   const Call call(operation);
-  const std::size_t bytes = counts_are_private(operation.op) ? 0 : call.bytes();
-  const Algorithm& chosen = context_->algorithms().choose(operation.op, bytes);
+  const Algorithm& chosen = context_->algorithms().choose(operation.op, shared_bytes(operation));
   try {
     board_->begin(record_of(operation, chosen), deadline_after(timeout), timeout);
-    next_sequence_.store(board_->sequence() + 1, std::memory_order_relaxed);
     chosen.run(*board_, call);
     board_->end();
   } catch (const Error& error) {
@@ -154,6 +166,8 @@ void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout)
 }
 
 std::exception_ptr CommunicatorImpl::error() const noexcept {
+  if (context_->forked())
+    return std::make_exception_ptr(Error(Errc::aborted, "this process was forked from a rank"));
   const std::lock_guard lock(mutex_);
   if (left_) return final_error_;
   return group_->failed() ? std::make_exception_ptr(group_->failure()) : nullptr;
@@ -167,9 +181,14 @@ void CommunicatorImpl::abort(const std::string& reason) noexcept {
                      formatted("rank {} aborted group {}: {}", rank_, name(), reason), {rank_}));
 }
 
+void CommunicatorImpl::leave() noexcept {
+  if (!lane_->is_idle() || p2p_->has_outstanding()) abort("it left with operations under way");
+  close();
+}
+
 void CommunicatorImpl::close() noexcept {
   if (context_->forked() || closed_.exchange(true)) return;
-  lane_->drain();
+  lane_->close();
   p2p_->close();
   const std::lock_guard lock(mutex_);
   if (group_->failed()) final_error_ = std::make_exception_ptr(group_->failure());
@@ -194,11 +213,15 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Optio
   if (colour >= 0) {
     const auto rank = std::ranges::find(wishes, rank_, &Wish::rank) - wishes.begin();
     const auto size = static_cast<int>(wishes.size());
-    group = std::make_shared<shm::Group>(
-        context_->arena(),
-        shm::Group::Identity{options.name, static_cast<int>(rank), size, wishes.front().uid,
-                             options.first_sequence},
-        shm::RegionLayout::of(size, group_->layout().chunk_bytes));
+    try {
+      group = std::make_shared<shm::Group>(
+          context_->arena(),
+          shm::Group::Identity{options.name, static_cast<int>(rank), size, wishes.front().uid,
+                               options.first_sequence},
+          shm::RegionLayout::of(size, group_->layout().chunk_bytes));
+    } catch (const Error& error) {
+      throw group_->fail(error);  // the others would wait for this rank
+    }
   }
   const std::uint64_t offset = group ? group->region_offset() : 0;
   std::vector<std::uint64_t> offsets(static_cast<std::size_t>(size_));

@@ -12,8 +12,7 @@
 
 namespace tccl {
 
-class CommunicatorImpl final : public Communicator,
-                               public std::enable_shared_from_this<CommunicatorImpl> {
+class CommunicatorImpl final : public Communicator {
  public:
   CommunicatorImpl(std::shared_ptr<ContextImpl> context, std::shared_ptr<shm::Group> group,
                    Options options);
@@ -29,11 +28,13 @@ class CommunicatorImpl final : public Communicator,
   std::shared_ptr<Work> start(const Operation& operation, CallOptions options) override;
   std::shared_ptr<Communicator> split(int colour, int key, Options options) override;
   [[nodiscard]] std::uint32_t next_sequence() const noexcept override {
-    return next_sequence_.load(std::memory_order_relaxed);
+    return options_.first_sequence + lane_->issued();
   }
   [[nodiscard]] std::exception_ptr error() const noexcept override;
   void abort(const std::string& reason) noexcept override;
   void close() noexcept override;
+  /// Closes it, after an abort only if something is under way: a normal exit disturbs nobody.
+  void leave() noexcept;
 
  private:
   void prepare(const Operation& operation, CallOptions& options);
@@ -44,7 +45,6 @@ class CommunicatorImpl final : public Communicator,
   Options options_;
   int rank_;
   int size_;
-  std::atomic<std::uint32_t> next_sequence_;
   std::shared_ptr<shm::Group> group_;
   std::unique_ptr<shm::ShmBoard> board_;  // used by whoever runs the lane
   std::shared_ptr<Lane> lane_;

@@ -29,12 +29,14 @@ ContextImpl::ContextImpl(Options options)
       settings_(settings_from_environment()),
       algorithms_(settings_),
       arena_(std::make_unique<shm::Arena>()),
-      self_(std::make_shared<Peer>(arena_->memory(), open_own_pidfd(), host_name(), ::getpid())),
+      self_(std::make_shared<Peer>(arena_->memory(), host_name(), ::getpid())),
+      pidfd_(open_own_pidfd()),
       drivers_(std::make_unique<Drivers>()),
       progress_(std::make_unique<Progress>()) {
   auto* life = new (arena_->memory()->base()) LifeSign();
   life->token = random_digest();
   monitor_ = std::make_unique<Monitor>(*life, [this] { reclaim_retired(); });
+  fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { drop_in_child(); });
 }
 
 ContextImpl::~ContextImpl() { close(); }
@@ -51,10 +53,7 @@ void ContextImpl::close() noexcept {
     communicators.swap(communicators_);
   }
   for (const auto& weak : communicators) {
-    if (const auto communicator = weak.lock()) {
-      communicator->abort("its context was closed");
-      communicator->close();
-    }
+    if (const auto communicator = weak.lock()) communicator->leave();
   }
   progress_->stop();
   drivers_->stop();
@@ -82,18 +81,19 @@ Introduction ContextImpl::introduction() const {
 std::shared_ptr<Peer> ContextImpl::acquaint(const Attendee& attendee) {
   const Introduction& who = attendee.introduction;
   if (who.memory_id == self_->id()) return self_;
-  const std::lock_guard lock(mutex_);
-  if (auto known = peers_[who.memory_id].lock()) return known;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(peers_, [](const auto& known) { return known.second.expired(); });
+    if (const auto known = peers_.find(who.memory_id); known != peers_.end())
+      if (auto peer = known->second.lock()) return peer;
+  }
   auto memory = SharedMemory::open(attendee.memory, who.memory_bytes, who.memory_id);
   if (!same_digest(reinterpret_cast<LifeSign*>(memory->base())->token, who.token))
-    throw Error(Errc::system,
-                formatted("the memory of rank {} (host {}, pid {}) is not what it "
-                          "announced",
-                          who.rank, who.host, who.pid),
+    throw Error(Errc::system, formatted("the memory of {} is not what it announced", describe(who)),
                 {who.rank});
-  Fd pidfd(attendee.process ? ::dup(attendee.process.get()) : -1);
-  auto peer = std::make_shared<Peer>(std::move(memory), std::move(pidfd), who.host, who.pid);
-  monitor_->watch(peer);
+  auto peer = std::make_shared<Peer>(std::move(memory), who.host, who.pid);
+  monitor_->watch(peer, attendee.process.duplicate());
+  const std::lock_guard lock(mutex_);
   peers_[who.memory_id] = peer;
   return peer;
 }
@@ -118,15 +118,12 @@ void ContextImpl::reclaim_retired() noexcept {
 void ContextImpl::drop_in_child() noexcept {
   forked_.store(true, std::memory_order_relaxed);
   // Threads do not exist here and their locks may be held for ever: leak what owns them.
-  monitor_->drop_in_child();
   static_cast<void>(monitor_.release());
   static_cast<void>(progress_.release());
   static_cast<void>(drivers_.release());
   // Keep nothing of the job open: a data-loader worker may outlive its rank.
   arena_->memory()->drop_in_child();
-  self_->drop_in_child();
-  for (auto& [id, weak] : peers_)
-    if (const auto peer = weak.lock()) peer->drop_in_child();
+  pidfd_.reset();
 }
 
 }  // namespace tccl

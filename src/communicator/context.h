@@ -44,22 +44,15 @@ class ContextImpl final : public Context {
 
   /// This context's introduction to a group, but for the rank and the region.
   [[nodiscard]] Introduction introduction() const;
-  [[nodiscard]] int process_fd() const noexcept { return self_->pidfd(); }
+  [[nodiscard]] int process_fd() const noexcept { return pidfd_.get(); }
   /// The process behind an introduction, mapped now if it was not known yet.
   std::shared_ptr<Peer> acquaint(const Attendee& attendee);
-  std::shared_ptr<Peer> self() const noexcept { return self_; }
 
   void remember(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Keeps a closed group's memory until no peer can touch it any more.
   void retire(std::shared_ptr<shm::Group> group) noexcept;
 
  private:
-  struct ForkHook final : ForkAware {
-    explicit ForkHook(ContextImpl& owner) : ForkAware(owner.mutex_), context(owner) {}
-    void after_fork_in_child() noexcept override { context.drop_in_child(); }
-    ContextImpl& context;
-  };
-
   void drop_in_child() noexcept;
   void reclaim_retired() noexcept;
   [[nodiscard]] LifeSign& life() const;
@@ -70,6 +63,7 @@ class ContextImpl final : public Context {
   AlgorithmTable algorithms_;
   std::unique_ptr<shm::Arena> arena_;
   std::shared_ptr<Peer> self_;
+  Fd pidfd_;  // of this process
   std::unique_ptr<Drivers> drivers_;
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Monitor> monitor_;
@@ -78,7 +72,7 @@ class ContextImpl final : public Context {
   std::map<Digest, std::weak_ptr<Peer>> peers_;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
   std::list<std::shared_ptr<shm::Group>> retired_;
-  ForkHook fork_hook_{*this};  // the last to come and the first to go
+  std::unique_ptr<ForkHook> fork_hook_;  // the last to come and the first to go
 };
 
 }  // namespace tccl

@@ -1,39 +1,63 @@
 #include "communicator/drivers.h"
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/log.h"
+
 namespace tccl {
 
-void Drivers::submit(std::function<void()> job) {
-  const std::lock_guard lock(mutex_);
-  jobs_.push_back(std::move(job));
-  if (idle_ >= jobs_.size())
-    wake_.notify_one();
-  else
-    threads_.emplace_back([this] { main(); });
-}
+struct Drivers::Pool {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<std::function<void()>> jobs;
+  std::size_t idle = 0;
+  bool stopping = false;
+  std::vector<std::thread> threads;
 
-void Drivers::main() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    ++idle_;
-    wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
-    --idle_;
-    if (jobs_.empty()) return;
-    const auto job = std::move(jobs_.front());
-    jobs_.pop_front();
-    lock.unlock();
-    job();
-    lock.lock();
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      ++idle;
+      wake.wait(lock, [this] { return stopping || !jobs.empty(); });
+      --idle;
+      if (jobs.empty()) return;
+      {
+        const auto job = std::move(jobs.front());
+        jobs.pop_front();
+        lock.unlock();
+        job();
+      }
+      lock.lock();
+    }
+  }
+};
+
+Drivers::Drivers() : pool_(std::make_shared<Pool>()) {}
+
+void Drivers::submit(std::function<void()> job) {
+  const std::lock_guard lock(pool_->mutex);
+  pool_->jobs.push_back(std::move(job));
+  if (pool_->idle >= pool_->jobs.size()) return pool_->wake.notify_one();
+  try {
+    pool_->threads.emplace_back([pool = pool_] { pool->work(); });
+  } catch (const std::system_error& error) {
+    log_warning(std::string("no further thread can be made: ") + error.what());
   }
 }
 
 void Drivers::stop() noexcept {
   std::vector<std::thread> threads;
   {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    threads.swap(threads_);
+    const std::lock_guard lock(pool_->mutex);
+    pool_->stopping = true;
+    threads.swap(pool_->threads);
   }
-  wake_.notify_all();
+  pool_->wake.notify_all();
   for (std::thread& thread : threads) {
     // The last reference to a context may go away in a callback, on one of these very threads.
     thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();

@@ -5,31 +5,23 @@
 // next job. Thread-safe.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 namespace tccl {
 
 class Drivers {
  public:
+  Drivers();
   ~Drivers() { stop(); }
+  /// If no thread can be made the job stays queued for the next one that is free.
   void submit(std::function<void()> job);
-  /// Joins all threads. Their jobs must be able to end.
+  /// Joins all threads (but the calling one). Their jobs must be able to end.
   void stop() noexcept;
 
  private:
-  void main();
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> jobs_;
-  std::size_t idle_ = 0;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  struct Pool;
+  std::shared_ptr<Pool> pool_;  // also held by each thread: stop() may be called on one of them
 };
 
 }  // namespace tccl

@@ -1,5 +1,11 @@
 #include "communicator/lane.h"
 
+#include <thread>
+#include <utility>
+
+#include "base/format.h"
+#include "tccl/error.h"
+
 namespace tccl {
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Lane> lane, const Operation& operation,
@@ -15,11 +21,15 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Lane> lane, const Operation& oper
 
 void CollectiveWork::help_until_done(Deadline deadline) { lane_->help(*this, deadline); }
 
+std::string CollectiveWork::description() const {
+  return formatted("{} of group {}", name_of(operation_.op), lane_->group_);
+}
+
 void Lane::run(const Operation& operation, const Communicator::CallOptions& options) {
   if (!try_take_idle()) return start(operation, options)->wait();
   struct Release {
     Lane& lane;
-    ~Release() { lane.release(); }
+    ~Release() { lane.release(/*stays=*/false); }
   } release{*this};
   execute_(operation, options.timeout);
 }
@@ -27,68 +37,102 @@ void Lane::run(const Operation& operation, const Communicator::CallOptions& opti
 std::shared_ptr<CollectiveWork> Lane::start(const Operation& operation,
                                             Communicator::CallOptions options) {
   auto work = std::make_shared<CollectiveWork>(shared_from_this(), operation, std::move(options));
-  {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(work);
-  }
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_.push_back(work);
+  issued_.fetch_add(1, std::memory_order_relaxed);
   // Always, even if the caller will wait at once: it may not, and the peers need this rank.
-  drivers_.submit([self = shared_from_this()] { self->drive(); });
+  call_driver_locked();
   return work;
+}
+
+bool Lane::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return !taken_ && queue_.empty();
+}
+
+void Lane::require_open() const {
+  if (closed_) throw Error(Errc::aborted, formatted("group {} is closed", group_));
+}
+
+void Lane::call_driver_locked() {
+  if (std::exchange(driver_called_, true)) return;
+  drivers_.submit([self = shared_from_this()] { self->drive(); });
+}
+
+void Lane::call_driver_if_needed() {
+  const std::lock_guard lock(mutex_);
+  if (!taken_ && !queue_.empty()) call_driver_locked();
 }
 
 bool Lane::try_take_idle() {
   const std::lock_guard lock(mutex_);
+  require_open();
   if (taken_ || !queue_.empty()) return false;
+  issued_.fetch_add(1, std::memory_order_relaxed);
   return taken_ = true;
 }
 
-Lane::WorkPtr Lane::try_take_next() {
+/// Null also if the operation could last beyond `latest`.
+Lane::WorkPtr Lane::try_take_next(Deadline latest) {
   const std::lock_guard lock(mutex_);
   if (taken_ || queue_.empty()) return nullptr;
+  if (latest != Deadline::max() && latest < deadline_after(queue_.front()->timeout()))
+    return nullptr;
   taken_ = true;
   WorkPtr work = std::move(queue_.front());
   queue_.pop_front();
   return work;
 }
 
-void Lane::release() {
-  bool more = false;
-  {
-    const std::lock_guard lock(mutex_);
-    taken_ = false;
-    more = !queue_.empty();
-  }
+/// A thread that `stays` looks for the next operation itself.
+void Lane::release(bool stays) {
+  const std::lock_guard lock(mutex_);
+  taken_ = false;
   // A driver that came while the lane was taken has gone away again.
-  if (more) drivers_.submit([self = shared_from_this()] { self->drive(); });
+  if (!stays && !queue_.empty()) call_driver_locked();
 }
 
-void Lane::execute_and_release(const WorkPtr& work) {
+void Lane::execute_and_release(const WorkPtr& work, bool stays) {
   std::exception_ptr error;
   try {
     execute_(work->operation(), work->timeout());
   } catch (...) {
     error = std::current_exception();
   }
-  release();
-  work->complete(error);
+  release(stays);
+  // Callbacks may take long, or wait for what is queued here: someone else must go on meanwhile.
+  work->complete(error, [this](const std::function<void()>& callbacks) {
+    call_driver_if_needed();
+    callbacks();
+  });
 }
 
 void Lane::drive() {
-  while (const WorkPtr work = try_take_next()) execute_and_release(work);
+  {
+    const std::lock_guard lock(mutex_);
+    driver_called_ = false;
+  }
+  while (const WorkPtr work = try_take_next(Deadline::max()))
+    execute_and_release(work, /*stays=*/true);
 }
 
 void Lane::help(CollectiveWork& work, Deadline deadline) {
   // An operation that is run here cannot be left before its own deadline.
-  const bool patient = deadline == Deadline::max() || deadline >= deadline_after(work.timeout());
-  while (patient && !work.done()) {
-    const WorkPtr next = try_take_next();
+  while (!work.done()) {
+    const WorkPtr next = try_take_next(deadline);
     if (!next) break;
-    execute_and_release(next);
+    execute_and_release(next, /*stays=*/true);
   }
+  call_driver_if_needed();
   work.sleep_until_done(deadline, poll_interrupt_);
 }
 
-void Lane::drain() noexcept {
+void Lane::close() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
   for (;;) {
     WorkPtr last;
     {

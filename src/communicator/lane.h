@@ -32,6 +32,7 @@ class CollectiveWork final : public WorkState {
 
  private:
   void help_until_done(Deadline deadline) override;
+  [[nodiscard]] std::string description() const override;
   friend class Lane;
 
   std::shared_ptr<Lane> lane_;
@@ -44,33 +45,46 @@ class Lane : public std::enable_shared_from_this<Lane> {
  public:
   /// `execute` runs one operation to its end and throws its error.
   using Execute = std::function<void(const Operation&, Milliseconds timeout)>;
-  Lane(Drivers& drivers, Execute execute, std::function<void()> poll_interrupt)
+  Lane(Drivers& drivers, std::string group, Execute execute, std::function<void()> poll_interrupt)
       : drivers_(drivers),
+        group_(std::move(group)),
         execute_(std::move(execute)),
         poll_interrupt_(std::move(poll_interrupt)) {}
 
   void run(const Operation& operation, const Communicator::CallOptions& options);
   std::shared_ptr<CollectiveWork> start(const Operation& operation,
                                         Communicator::CallOptions options);
-  /// Waits until everything that was started is complete.
-  void drain() noexcept;
+  /// Takes no further operations and waits until everything that was started is complete.
+  void close() noexcept;
+  [[nodiscard]] bool is_idle() const;
+  /// Number of operations that were ever issued.
+  [[nodiscard]] std::uint32_t issued() const noexcept {
+    return issued_.load(std::memory_order_relaxed);
+  }
 
  private:
   using WorkPtr = std::shared_ptr<CollectiveWork>;
   friend class CollectiveWork;
 
   bool try_take_idle();
-  WorkPtr try_take_next();
-  void release();
-  void execute_and_release(const WorkPtr& work);
+  WorkPtr try_take_next(Deadline latest);
+  void require_open() const;
+  void call_driver_locked();
+  void call_driver_if_needed();
+  void release(bool stays);
+  void execute_and_release(const WorkPtr& work, bool stays);
   void drive();
   void help(CollectiveWork& work, Deadline deadline);
 
   Drivers& drivers_;
+  std::string group_;
   Execute execute_;
   std::function<void()> poll_interrupt_;
-  std::mutex mutex_;
-  bool taken_ = false;  // some thread runs an operation of this lane
+  std::atomic<std::uint32_t> issued_{0};
+  mutable std::mutex mutex_;  // guards what follows
+  bool closed_ = false;
+  bool taken_ = false;          // some thread runs an operation of this lane
+  bool driver_called_ = false;  // and has not come yet
   std::deque<WorkPtr> queue_;
 };
 

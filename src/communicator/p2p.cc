@@ -14,6 +14,8 @@ namespace {
 /// Eager messages that a receiver has not claimed may take this much of its memory per sender;
 /// after that even small messages are announced.
 constexpr std::uint64_t kUnclaimedBytes = 1u << 20;
+/// What an unclaimed message costs the receiver besides its bytes.
+constexpr std::uint64_t charge(std::uint64_t bytes) { return bytes + 128; }
 
 template <class... Args>
 std::exception_ptr make_error(Errc code, std::vector<int> ranks, fmt::format_string<Args...> format,
@@ -34,12 +36,15 @@ P2pWork::P2pWork(std::shared_ptr<P2p> engine, const Operation& operation,
 
 void P2pWork::help_until_done(Deadline deadline) { engine_->wait_for(*this, deadline); }
 
+std::string P2pWork::description() const { return engine_->describe(*this); }
+
 P2p::P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
-         std::function<void()> poll_interrupt)
+         WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt)
     : owned_group_(std::move(group)),
       group_(*owned_group_),
       eager_bytes_(eager_bytes),
       progress_(progress),
+      run_elsewhere_(std::move(run_elsewhere)),
       poll_interrupt_(std::move(poll_interrupt)),
       outgoing_(static_cast<std::size_t>(group_.size())),
       incoming_(static_cast<std::size_t>(group_.size())) {}
@@ -49,7 +54,7 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
   WorkPtr work;
   {
     const std::lock_guard lock(mutex_);
-    if (closed_)
+    if (closing_)
       throw Error(Errc::aborted, formatted("group {} is closed", group_.identity().name));
     work = std::make_shared<P2pWork>(shared_from_this(), operation, std::move(options),
                                      next_number_++);
@@ -60,9 +65,9 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
     else
       match_unexpected(work);
     advance_locked();
-    finished.swap(finished_);
+    finished = take_finished_locked();
   }
-  complete_finished(finished);
+  complete(finished);
   if (!work->done()) progress_.kick();
   return work;
 }
@@ -76,16 +81,23 @@ bool P2p::advance(bool look_for_trouble) {
     moved = advance_locked();
     if (look_for_trouble)
       this->look_for_trouble();  // after the data: a peer may have left in order
-    finished.swap(finished_);
+    finished = take_finished_locked();
   }
-  complete_finished(finished);
+  complete(finished);
   return moved || !finished.empty();
 }
 
+/// Throws nothing: what goes wrong here (no memory for a channel) is the end of the group.
 bool P2p::advance_locked() {
   bool moved = false;
-  for (int rank = 0; rank < group_.size(); ++rank) moved |= take_cells(rank);
-  for (int rank = 0; rank < group_.size(); ++rank) moved |= push_cells(rank);
+  try {
+    for (int rank = 0; rank < group_.size(); ++rank) moved |= take_cells(rank);
+    for (int rank = 0; rank < group_.size(); ++rank) moved |= push_cells(rank);
+  } catch (const Error&) {
+    fail_all(std::current_exception());
+  } catch (const std::exception& error) {
+    fail_all(make_error(Errc::internal, {}, "group {}: {}", group_.identity().name, error.what()));
+  }
   return moved;
 }
 
@@ -215,7 +227,8 @@ bool P2p::size_agrees(const WorkPtr& receive, int source, std::uint64_t bytes) {
 
 void P2p::deliver_eager(const WorkPtr& receive, int source, const std::byte* payload,
                         std::uint64_t bytes) {
-  group_.line(group_.rank(), source).eager_matched.fetch_add(bytes, std::memory_order_relaxed);
+  group_.line(group_.rank(), source)
+      .eager_matched.fetch_add(charge(bytes), std::memory_order_relaxed);
   if (!size_agrees(receive, source, bytes)) return;
   if (bytes != 0) std::memcpy(receive->operation_.out, payload, bytes);
   finish(receive, nullptr);
@@ -242,6 +255,7 @@ bool P2p::push_cells(int destination) {
 
 bool P2p::push_one(int destination, Outgoing& to) {
   if (to.grants.empty() && to.unannounced.empty() && to.granted.empty()) return false;
+  if (to.channel == nullptr) open_channel(destination, to);
   if (!has_room(destination, to)) return false;
   if (!to.grants.empty()) {
     post_cell(destination, to, {shm::CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
@@ -259,7 +273,7 @@ void P2p::announce(int destination, Outgoing& to) {
   to.unannounced.pop_front();
   const Operation& message = work->operation_;
   if (may_be_eager(destination, to, message.count)) {
-    to.eager_sent += message.count;
+    to.eager_sent += charge(message.count);
     post_cell(destination, to,
               {shm::CellKind::eager, static_cast<std::uint32_t>(message.count), message.tag, 0,
                message.count},
@@ -274,11 +288,10 @@ void P2p::announce(int destination, Outgoing& to) {
 }
 
 bool P2p::may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const {
-  if (bytes == 0) return true;
   if (bytes > eager_bytes_) return false;
   const std::uint64_t matched =
       group_.line(destination, group_.rank()).eager_matched.load(std::memory_order_relaxed);
-  return to.eager_sent - matched + bytes <= kUnclaimedBytes;
+  return to.eager_sent - matched + charge(bytes) <= kUnclaimedBytes;
 }
 
 void P2p::push_piece(int destination, Outgoing& to) {
@@ -300,13 +313,14 @@ bool P2p::has_room(int destination, const Outgoing& to) const {
   return to.posted - taken < shm::kCells;
 }
 
+void P2p::open_channel(int destination, Outgoing& to) {
+  std::size_t offset = 0;
+  to.channel = new (group_.lease_more(shm::Channel::bytes(eager_bytes_), &offset)) shm::Channel();
+  group_.line(group_.rank(), destination).channel.store(offset, std::memory_order_release);
+}
+
 void P2p::post_cell(int destination, Outgoing& to, const shm::CellHeader& header,
                     const void* payload) {
-  if (to.channel == nullptr) {
-    std::size_t offset = 0;
-    to.channel = new (group_.lease_more(shm::Channel::bytes(eager_bytes_), &offset)) shm::Channel();
-    group_.line(group_.rank(), destination).channel.store(offset, std::memory_order_release);
-  }
   std::byte* cell = to.channel->cell(to.posted, eager_bytes_);
   std::memcpy(cell, &header, sizeof header);
   if (header.payload_bytes != 0) std::memcpy(cell + sizeof header, payload, header.payload_bytes);
@@ -322,7 +336,12 @@ void P2p::finish(const WorkPtr& work, std::exception_ptr error) {
   finished_.push_back(work);
 }
 
-void P2p::complete_finished(std::vector<WorkPtr>& finished) {
+std::vector<P2p::WorkPtr> P2p::take_finished_locked() {
+  if (!finished_.empty()) completing_.fetch_add(1, std::memory_order_relaxed);
+  return std::exchange(finished_, {});
+}
+
+void P2p::complete(const std::vector<WorkPtr>& finished) {
   if (finished.empty()) return;
   for (const WorkPtr& work : finished) {
     if (!work->pending_error_) continue;
@@ -332,12 +351,12 @@ void P2p::complete_finished(std::vector<WorkPtr>& finished) {
       // Any failure but a local cancellation ends the group, so that the peer learns of it too.
       if (error.code() != Errc::aborted)
         work->pending_error_ = std::make_exception_ptr(group_.fail(error));
-    } catch (...) {
     }
   }
-  for (const WorkPtr& work : finished) work->complete(work->pending_error_);
+  for (const WorkPtr& work : finished) work->complete(work->pending_error_, run_elsewhere_);
   ring_fence();
   group_.mine().p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
+  completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()
 }
 
 void P2p::look_for_trouble() {
@@ -356,14 +375,16 @@ std::exception_ptr P2p::trouble_with(P2pWork& work) {
   if (absence != shm::Absence::none)
     return make_error(Errc::peer_lost, {lost}, "{} {} during {}", group_.who(lost),
                       absence == shm::Absence::died ? "died" : "left the group", describe(work));
-  if (Clock::now() >= work.deadline_) return timed_out(work);
-  if (work.operation_.root == kAnySource) return nullptr;
+  watch_heartbeat(work);
+  return Clock::now() >= work.deadline_ ? timed_out(work) : nullptr;
+}
+
+void P2p::watch_heartbeat(P2pWork& work) const {
+  if (work.operation_.root == kAnySource) return;
   const std::uint32_t beat = group_.peer(work.operation_.root).heartbeat();
-  if (beat != work.heartbeat_ || work.heartbeat_changed_ == Clock::time_point()) {
-    work.heartbeat_ = beat;
-    work.heartbeat_changed_ = Clock::now();
-  }
-  return nullptr;
+  if (beat == work.heartbeat_ && work.heartbeat_changed_ != Clock::time_point()) return;
+  work.heartbeat_ = beat;
+  work.heartbeat_changed_ = Clock::now();
 }
 
 /// The peer without which the operation cannot end. A receive from anyone ends with the first
@@ -404,7 +425,7 @@ std::exception_ptr P2p::timed_out(P2pWork& work) const {
   std::vector<int> ranks;
   if (work.operation_.root != kAnySource) {
     ranks.push_back(work.operation_.root);
-    const bool stalled = work.heartbeat_changed_ != Clock::time_point() && silence >= kStalledAfter;
+    const bool stalled = silence >= kStalledAfter;
     text += formatted(
         "; {} {}", group_.who(work.operation_.root),
         stalled ? "is stalled: it shows no sign of life" : "lives but has not matched it");
@@ -428,22 +449,22 @@ void P2p::fail_all(const std::exception_ptr& error) {
 void P2p::close() noexcept {
   {
     const std::lock_guard lock(mutex_);
+    closing_ = true;
     const auto cancelled =
         make_error(Errc::aborted, {}, "group {} was closed", group_.identity().name);
-    const std::list<WorkPtr> receives = std::move(receives_);
-    receives_.clear();
+    const std::list<WorkPtr> receives = std::exchange(receives_, {});
     for (const WorkPtr& work : receives) finish(work, cancelled);
   }
+  advance(false);  // completes them
   while (has_outstanding()) {
     if (!advance(true)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  advance(false);  // completes the cancelled receives
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
   // Whoever waits has nothing left to wait for, but may still be about to leave its bell.
-  while (is_attended()) sched_yield();
+  while (is_attended() || completing_.load(std::memory_order_acquire) != 0) sched_yield();
 }
 
 }  // namespace tccl

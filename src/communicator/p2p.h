@@ -36,6 +36,7 @@ class P2pWork final : public WorkState {
  private:
   friend class P2p;
   void help_until_done(Deadline deadline) override;
+  [[nodiscard]] std::string description() const override;
 
   std::shared_ptr<P2p> engine_;
   Operation operation_;
@@ -50,8 +51,10 @@ class P2pWork final : public WorkState {
 
 class P2p : public std::enable_shared_from_this<P2p> {
  public:
+  /// Callbacks of completed work run through `run_elsewhere`: the threads that move data must not
+  /// run user code, which may wait for that very data.
   P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
-      std::function<void()> poll_interrupt);
+      WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt);
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
 
@@ -116,23 +119,28 @@ class P2p : public std::enable_shared_from_this<P2p> {
   [[nodiscard]] bool may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const;
   void post_cell(int destination, Outgoing& to, const shm::CellHeader& header, const void* payload);
   [[nodiscard]] bool has_room(int destination, const Outgoing& to) const;
+  void open_channel(int destination, Outgoing& to);
+  std::vector<WorkPtr> take_finished_locked();
 
   void look_for_trouble();
   [[nodiscard]] std::exception_ptr trouble_with(P2pWork& work);
   [[nodiscard]] int lost_peer(const P2pWork& work, shm::Absence* absence) const;
   [[nodiscard]] std::string describe(const P2pWork& work) const;
+  void watch_heartbeat(P2pWork& work) const;
   [[nodiscard]] std::exception_ptr timed_out(P2pWork& work) const;
   void fail_all(const std::exception_ptr& error);
   void finish(const WorkPtr& work, std::exception_ptr error);
-  void complete_finished(std::vector<WorkPtr>& finished);
+  void complete(const std::vector<WorkPtr>& finished);
 
   std::shared_ptr<shm::Group> owned_group_;
   shm::Group& group_;
   std::size_t eager_bytes_;
   Progress& progress_;
+  WorkState::Submit run_elsewhere_;
   std::function<void()> poll_interrupt_;
   std::atomic<int> waiters_{0};
   std::atomic<std::size_t> outstanding_count_{0};
+  std::atomic<int> completing_{0};  // threads that hold finished works
 
   std::mutex mutex_;  // guards everything below; never held while waiting or in callbacks
   std::vector<Outgoing> outgoing_;
@@ -141,7 +149,8 @@ class P2p : public std::enable_shared_from_this<P2p> {
   std::list<Unexpected> unexpected_;
   std::set<WorkPtr> outstanding_;
   std::vector<WorkPtr> finished_;  // to be completed once the lock is released
-  bool closed_ = false;
+  bool closing_ = false;           // nothing can be started any more
+  bool closed_ = false;            // nothing moves any more
   std::uint64_t next_number_ = 1;
   std::uint64_t next_message_ = 1;
 };

@@ -2,6 +2,14 @@
 
 #include <sched.h>
 
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "communicator/p2p.h"
+
 namespace tccl {
 namespace {
 
@@ -14,62 +22,76 @@ constexpr auto kLongSleep = std::chrono::seconds(1);
 
 }  // namespace
 
+struct Progress::State {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<P2p>> engines;
+  std::atomic<std::uint32_t> kicks{0};
+  std::atomic<bool> fast_asleep{false};
+  std::atomic<bool> stopping{false};
+
+  void wake() noexcept {
+    kicks.fetch_add(1, std::memory_order_release);  // pairs with the load in run()
+    futex_wake_all(kicks, FutexScope::local);
+  }
+
+  void run() {
+    Clock::time_point last_moved;
+    Clock::time_point last_busy;
+    while (!stopping.load(std::memory_order_acquire)) {
+      const std::uint32_t seen = kicks.load(std::memory_order_acquire);
+      bool moved = false;
+      const bool busy = look_at_all(&moved);
+      const auto now = Clock::now();
+      if (moved) last_moved = now;
+      if (busy) last_busy = now;
+      if (now - last_moved < kStayAwake) {
+        sched_yield();
+      } else if (now - last_busy < kStayAlert) {
+        futex_wait(kicks, seen, kNap, FutexScope::local);
+      } else {
+        fast_asleep.store(true, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // announce, then look once more
+        if (!look_at_all(&moved)) futex_wait(kicks, seen, kLongSleep, FutexScope::local);
+        fast_asleep.store(false, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  /// Returns whether anything is under way; sets `moved` if something moved.
+  bool look_at_all(bool* moved) {
+    std::vector<std::shared_ptr<P2p>> busy;
+    {
+      const std::lock_guard lock(mutex);
+      for (const auto& known : engines)
+        if (auto engine = known.lock(); engine && engine->has_outstanding())
+          busy.push_back(std::move(engine));
+    }
+    for (const auto& engine : busy)
+      if (!engine->is_attended()) *moved |= engine->advance(true);
+    return !busy.empty();
+  }
+};
+
+Progress::Progress()
+    : state_(std::make_shared<State>()), thread_([state = state_] { state->run(); }) {}
+
 void Progress::add(const std::shared_ptr<P2p>& engine) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(engines_, [](const auto& known) { return known.expired(); });
-  engines_.push_back(engine);
+  const std::lock_guard lock(state_->mutex);
+  std::erase_if(state_->engines, [](const auto& known) { return known.expired(); });
+  state_->engines.push_back(engine);
 }
 
 void Progress::kick() noexcept {
   std::atomic_thread_fence(
-      std::memory_order_seq_cst);  // operation stored, then look; pairs with main
-  if (!fast_asleep_.load(std::memory_order_relaxed)) return;
-  kicks_.fetch_add(1, std::memory_order_release);
-  futex_wake_all(kicks_, FutexScope::local);
+      std::memory_order_seq_cst);  // operation stored, then look; pairs with run
+  if (state_->fast_asleep.load(std::memory_order_relaxed)) state_->wake();
 }
 
 void Progress::stop() noexcept {
   if (!thread_.joinable()) return;
-  stopping_.store(true, std::memory_order_release);
-  kicks_.fetch_add(1, std::memory_order_release);
-  futex_wake_all(kicks_, FutexScope::local);
+  state_->stopping.store(true, std::memory_order_release);
+  state_->wake();
   thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
-}
-
-void Progress::main() {
-  Clock::time_point last_moved;
-  Clock::time_point last_busy;
-  while (!stopping_.load(std::memory_order_acquire)) {
-    const std::uint32_t kicks = kicks_.load(std::memory_order_acquire);
-    bool moved = false;
-    const bool busy = look_at_all(&moved);
-    const auto now = Clock::now();
-    if (moved) last_moved = now;
-    if (busy) last_busy = now;
-    if (now - last_moved < kStayAwake) {
-      sched_yield();
-    } else if (now - last_busy < kStayAlert) {
-      futex_wait(kicks_, kicks, kNap, FutexScope::local);
-    } else {
-      fast_asleep_.store(true, std::memory_order_relaxed);
-      std::atomic_thread_fence(std::memory_order_seq_cst);  // announce, then look once more
-      if (!look_at_all(&moved)) futex_wait(kicks_, kicks, kLongSleep, FutexScope::local);
-      fast_asleep_.store(false, std::memory_order_relaxed);
-    }
-  }
-}
-
-bool Progress::look_at_all(bool* moved) {
-  std::vector<std::shared_ptr<P2p>> engines;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& known : engines_)
-      if (auto engine = known.lock(); engine && engine->has_outstanding())
-        engines.push_back(std::move(engine));
-  }
-  for (const auto& engine : engines)
-    if (!engine->is_attended()) *moved |= engine->advance(true);
-  return !engines.empty();
 }
 
 }  // namespace tccl

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "base/wait.h"
 #include "tccl/error.h"
@@ -17,7 +18,13 @@ void run_callback(const std::function<void()>& callback) noexcept {
     callback();
   } catch (const std::exception& error) {
     log_warning(std::string("a completion callback threw: ") + error.what());
+  } catch (...) {
+    log_warning("a completion callback threw");
   }
+}
+
+void run_all(const std::vector<std::function<void()>>& callbacks) noexcept {
+  for (const auto& callback : callbacks) run_callback(callback);
 }
 
 }  // namespace
@@ -30,10 +37,10 @@ void WorkState::on_done(std::function<void()> callback) {
       return;
     }
   }
-  callback();
+  run_callback(callback);
 }
 
-void WorkState::complete(std::exception_ptr error) noexcept {
+void WorkState::complete(std::exception_ptr error, const Submit& run_elsewhere) noexcept {
   const auto keep_this = shared_from_this();
   std::vector<std::function<void()>> callbacks;
   {
@@ -44,7 +51,9 @@ void WorkState::complete(std::exception_ptr error) noexcept {
   }
   options_.keepalive.reset();
   futex_wake_all(done_, FutexScope::local);
-  for (const auto& callback : callbacks) run_callback(callback);
+  if (callbacks.empty()) return;
+  if (!run_elsewhere) return run_all(callbacks);
+  run_elsewhere([keep_this, callbacks = std::move(callbacks)] { run_all(callbacks); });
 }
 
 void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt) {
@@ -58,8 +67,11 @@ void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>&
 }
 
 void WorkState::wait_by(Deadline deadline) {
+  if (!done() && process_ != ::getpid())
+    throw Error(Errc::aborted, "this process was forked from a rank and has no part in its groups");
   if (!done()) help_until_done(deadline);
-  if (!done()) throw Error(Errc::timeout, "wait() gave up before the operation was complete");
+  if (!done())
+    throw Error(Errc::timeout, formatted("wait() gave up before {} was complete", description()));
   if (error_) std::rethrow_exception(error_);
 }
 

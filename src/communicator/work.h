@@ -1,11 +1,14 @@
 // The state of a started operation. See include/tccl/communicator.h for the contract.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -29,12 +32,16 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   void wait() override { wait_by(Deadline::max()); }
   void wait(Milliseconds timeout) override { wait_by(deadline_after(timeout)); }
 
-  /// Called once, with no lock held: wakes waiters and runs callbacks.
-  void complete(std::exception_ptr error) noexcept;
+  /// Called once, with no lock held: wakes waiters and runs callbacks, through `run_elsewhere` if
+  /// the calling thread must not run user code.
+  using Submit = std::function<void(std::function<void()>)>;
+  void complete(std::exception_ptr error, const Submit& run_elsewhere = {}) noexcept;
 
  protected:
   /// Returns when the work is done or the deadline has passed.
   virtual void help_until_done(Deadline deadline) = 0;
+  /// For messages: "allreduce of group tp".
+  [[nodiscard]] virtual std::string description() const = 0;
   /// Sleeps until completion by another thread, at most until `deadline`; polls for interrupts.
   void sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt);
   void set_source(int rank) noexcept { source_ = rank; }
@@ -47,6 +54,7 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   std::atomic<std::uint32_t> done_{0};
   std::exception_ptr error_;
   int source_ = -1;
+  const pid_t process_ = ::getpid();  // a forked child has no part in it
   std::mutex mutex_;
   std::vector<std::function<void()>> callbacks_;
 };

@@ -24,8 +24,8 @@ TEST(MeetingProcess, StrangersAreDroppedAndTheGroupForms) {
       tccl::Fd liar;
       while (!silent) silent = tccl::connect_to(name);
       while (!liar) liar = tccl::connect_to(name);
-      tccl::send_packet(liar.get(),
-                        std::array<char, 64>{});  // the size of an answer, no proof in it
+      tccl::send_packet(liar.get(), std::array<char, 64>{},
+                        tccl::deadline_after(1s));  // the size of an answer, no proof in it
       std::this_thread::sleep_for(100ms);
       char byte = 0;
       check(tccl::wait_readable(liar.get(), tccl::deadline_after(1s)), "a challenge came");

@@ -6,12 +6,25 @@
 #include <new>
 
 namespace tccl::shm {
+namespace {
+
+std::vector<Lease> lease_both(Arena& arena, std::size_t body_bytes) {
+  const Lease header = arena.lease_header();
+  try {
+    return {header, arena.lease(body_bytes)};
+  } catch (...) {
+    arena.give_back(header);
+    throw;
+  }
+}
+
+}  // namespace
 
 Group::Group(Arena& arena, Identity identity, RegionLayout layout)
     : arena_(arena),
       identity_(std::move(identity)),
       layout_(layout),
-      leases_{arena.lease_header(), arena.lease(layout.total_bytes)},
+      leases_(lease_both(arena, layout.total_bytes)),
       mine_(reinterpret_cast<Region*>(arena.at(leases_.front()))) {
   // Zeroed memory is a valid region and is not written over: members of an earlier group at this
   // place may still look at the uid, atomically, to learn that the owner has left.
@@ -57,11 +70,13 @@ Error Group::failure() const {
 
 Error Group::fail(const Error& reason) noexcept {
   const std::lock_guard lock(mutex_);
+  if (reclaimed_) return reason;   // whose memory this is now is not ours to say
   if (failed()) return failure();  // whoever was first tells the others
   FailureRecord& record = mine_->failure;
   record.code = reason.code();
   std::strncpy(record.text, reason.what(), sizeof record.text - 1);
-  record.rank_count = static_cast<std::int32_t>(std::min<std::size_t>(reason.ranks().size(), 4));
+  record.rank_count =
+      static_cast<std::int32_t>(std::min(reason.ranks().size(), std::size(record.ranks)));
   std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
   poison(*mine_);
   for (int rank = 0; rank < size(); ++rank)
@@ -93,6 +108,8 @@ bool Group::try_reclaim() noexcept {
   for (int rank = 0; rank < size(); ++rank)
     if (rank != this->rank() && absence(rank) == Absence::none) return false;
   const std::lock_guard lock(mutex_);
+  reclaimed_ = true;
+  mine_->uid.store(0, std::memory_order_release);  // pairs with absence()
   for (const Lease& lease : leases_) arena_.give_back(lease);
   leases_.clear();
   return true;

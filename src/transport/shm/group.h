@@ -48,7 +48,6 @@ class Group {
   [[nodiscard]] int size() const noexcept { return identity_.size; }
   [[nodiscard]] const RegionLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] std::size_t region_offset() const noexcept { return leases_.front().offset; }
-  [[nodiscard]] Arena& arena() noexcept { return arena_; }
 
   [[nodiscard]] Region& mine() const noexcept { return *mine_; }
   [[nodiscard]] Region& region(int rank) const { return *members_[index(rank)].region; }
@@ -92,7 +91,8 @@ class Group {
   std::vector<Lease> leases_;  // header, body, and what was added
   Region* mine_;
   std::vector<Member> members_;
-  std::mutex mutex_;  // guards leases_ and the writing of the failure record
+  std::mutex mutex_;  // guards leases_, reclaimed_ and the writing of the failure record
+  bool reclaimed_ = false;
 };
 
 }  // namespace tccl::shm

@@ -1,8 +1,8 @@
 // The layout of one rank's part of a group in its own shared memory, which its peers map: a header
 // page (Region) and a body with one line per peer and the slots.
 //
-// Only the owner writes, with three exceptions, each a single atomic word: a peer may ring a bell,
-// poison a region, and announce itself as a sleeper. A region is given back only when every peer
+// Only the owner writes, with two exceptions, each a single atomic word: a peer may ring a bell and
+// poison a region. A region is given back only when every peer
 // has left the group or died (see Group::try_reclaim), so a late write never hits someone else's.
 #pragma once
 
@@ -39,7 +39,7 @@ struct FailureRecord {
   Errc code;
   std::int32_t rank_count;
   std::int32_t ranks[4];
-  char text[480];
+  char text[1600];
 };
 
 /// What a rank keeps per peer for point-to-point traffic.

@@ -272,6 +272,9 @@ def run_two(script: str) -> list[str]:
         "dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda f: 1).wait()",
         "group = dist.new_group([0, 1]); dist.barrier(group); del group",
         "dist.barrier(); time.sleep(rank)",
+        # the root is gone before the other rank looks
+        "time.sleep(rank); x = torch.full((4,), 1.0 - rank); dist.broadcast(x, 0); "
+        "assert x.eq(1).all()",
         # an operation that nobody joins and nobody waits for
         "work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else time.sleep(1)",
         "dist.destroy_process_group(); dist.init_process_group('ccl', store=dist.HashStore(), "
@@ -280,6 +283,32 @@ def run_two(script: str) -> list[str]:
 )
 def test_leaving_without_goodbye(last_words):
     run_two(last_words)
+
+
+def test_detail_mode(monkeypatch):
+    """torch checks sequence numbers between ranks, which must count what was issued."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    run_two("""
+tensors = [torch.ones(1000) for _ in range(20)]
+works = [dist.all_reduce(x, async_op=True) for x in tensors]
+for work in works:
+    work.wait()
+assert all(x.eq(2).all() for x in tensors)
+dist.destroy_process_group()
+""")
+
+
+def test_one_store_for_one_group_after_another():
+    run_two("""
+store = dist.distributed_c10d._get_default_store()
+for _ in range(5):
+    dist.destroy_process_group()
+    dist.init_process_group("ccl", store=store, rank=rank, world_size=2)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == 2
+dist.destroy_process_group()
+""")
 
 
 def test_forked_children():

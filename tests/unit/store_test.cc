@@ -2,6 +2,8 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -84,6 +86,40 @@ TEST_P(StoreTest, GetGivesUpAndNamesTheKey) {
   EXPECT_EQ(second_->get("missing", 1000ms), "now");
 }
 
+TEST_P(StoreTest, OneObjectCanSetWhileItWaits) {
+  std::thread setter([&] {
+    std::this_thread::sleep_for(50ms);
+    first_->set("own", "value");
+  });
+  EXPECT_EQ(first_->get("own", 5000ms), "value");
+  setter.join();
+}
+
+TEST_P(StoreTest, RemovedKeysAreGone) {
+  first_->set("key", "value");
+  second_->remove("key");
+  second_->remove("never there");
+  EXPECT_THROW(first_->get("key", 20ms), Error);
+}
+
+/// A signal must not turn a wait with a limit into one without.
+TEST_P(StoreTest, SignalsDoNotExtendAWait) {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  ::sigaction(SIGUSR1, &action, nullptr);
+  const pthread_t self = ::pthread_self();
+  std::thread signaller([self] {
+    for (int i = 0; i < 10; ++i) {
+      std::this_thread::sleep_for(10ms);
+      ::pthread_kill(self, SIGUSR1);
+    }
+  });
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(first_->get("missing", 200ms), Error);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  signaller.join();
+}
+
 TEST_P(StoreTest, LargeValues) {
   const std::string value(1 << 20, 'x');
   first_->set("large", value);
@@ -92,6 +128,17 @@ TEST_P(StoreTest, LargeValues) {
 
 INSTANTIATE_TEST_SUITE_P(Both, StoreTest, ::testing::Values("file", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
+
+TEST(FileStore, KeysAreForTheOwnerOnly) {
+  const std::string directory = "/tmp/tccl-private-" + std::to_string(::getpid());
+  file_store(directory)->set("secret", "x");
+  using std::filesystem::perms;
+  const auto others = perms::group_all | perms::others_all;
+  EXPECT_EQ(std::filesystem::status(directory).permissions() & others, perms::none);
+  for (const auto& entry : std::filesystem::directory_iterator(directory))
+    EXPECT_EQ(entry.status().permissions() & others, perms::none);
+  std::filesystem::remove_all(directory);
+}
 
 TEST(TcpStore, NobodyThereIsAnError) {
   EXPECT_THROW(tcp_store("127.0.0.1", free_port(), false, 50ms), Error);

@@ -116,7 +116,7 @@ void CommunicatorImpl::prepare(const Operation& operation, CallOptions& options)
   context_->require_usable();
   if (closed_.load(std::memory_order_relaxed))
     throw Error(Errc::aborted, formatted("group {} is closed", name()));
-  validate(operation, rank_, size_, name());
+  validate(operation, {rank_, size_, name(), group_->layout().chunk_bytes});
   if (group_->failed()) throw group_->failure();
   if (options.timeout.count() <= 0) options.timeout = options_.timeout;
 }

@@ -1,5 +1,7 @@
 #include "communicator/validate.h"
 
+#include <algorithm>
+
 #include "base/format.h"
 #include "base/op_kinds.h"
 #include "tccl/error.h"
@@ -9,12 +11,17 @@ namespace {
 
 class Validator {
  public:
-  Validator(const Operation& operation, int rank, int size, const std::string& group)
-      : o_(operation), rank_(rank), size_(size), group_(group) {}
+  Validator(const Operation& operation, const GroupFacts& group)
+      : o_(operation),
+        rank_(group.rank),
+        size_(group.size),
+        group_(group.name),
+        chunk_bytes_(group.chunk_bytes) {}
 
   void run() const {
     if (reduces(o_.op)) check_reduction();
     check_root();
+    check_size();
     const bool is_root = rank_ == o_.root;
     switch (o_.op) {
       case Op::barrier:
@@ -80,6 +87,18 @@ class Validator {
             formatted("unexpected rank {}; the group has {} ranks", o_.root, size_));
   }
 
+  /// Steps are counted in 32 bits; the smallest step of any algorithm moves chunk / size bytes.
+  void check_size() const {
+    if (is_point_to_point(o_.op)) return;
+    std::size_t largest = o_.count;
+    for (const ConstBlock& block : o_.in_blocks) largest = std::max(largest, block.count);
+    for (const Block& block : o_.out_blocks) largest = std::max(largest, block.count);
+    const std::size_t step =
+        std::max<std::size_t>(1, chunk_bytes_ / static_cast<std::size_t>(size_));
+    require(largest / step < (std::size_t{1} << 31) / size_of(o_.dtype),
+            formatted("{} elements are too many for CCL_CHUNK_BYTES={}", largest, chunk_bytes_));
+  }
+
   void check_in() const { require(o_.count == 0 || o_.in != nullptr, "input is null"); }
   void check_out() const { require(o_.count == 0 || o_.out != nullptr, "output is null"); }
 
@@ -96,12 +115,13 @@ class Validator {
   int rank_;
   int size_;
   const std::string& group_;
+  std::size_t chunk_bytes_;
 };
 
 }  // namespace
 
-void validate(const Operation& operation, int rank, int size, const std::string& group) {
-  Validator(operation, rank, size, group).run();
+void validate(const Operation& operation, const GroupFacts& group) {
+  Validator(operation, group).run();
 }
 
 }  // namespace tccl

@@ -7,7 +7,14 @@
 
 namespace tccl {
 
+struct GroupFacts {
+  int rank;
+  int size;
+  const std::string& name;
+  std::size_t chunk_bytes;
+};
+
 /// Throws Error{invalid_argument} that names the argument.
-void validate(const Operation& operation, int rank, int size, const std::string& group);
+void validate(const Operation& operation, const GroupFacts& group);
 
 }  // namespace tccl

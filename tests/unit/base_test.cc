@@ -9,6 +9,7 @@
 
 #include "base/settings.h"
 #include "communicator/choose.h"
+#include "communicator/validate.h"
 #include "tccl/error.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/region.h"
@@ -129,6 +130,16 @@ TEST(Registry, EveryCollectiveHasAnAlgorithmForEverySize) {
     EXPECT_EQ(table.choose(static_cast<Op>(op), 0).op, static_cast<Op>(op));
     EXPECT_EQ(table.choose(static_cast<Op>(op), ~std::size_t{0}).op, static_cast<Op>(op));
   }
+}
+
+TEST(Validate, SizesBeyondTheNumberOfSteps) {
+  float x = 0;
+  const std::string name = "g";
+  const auto sum = [&](std::size_t count) {
+    return allreduce(&x, &x, count, DType::float32, ReduceOp::sum);
+  };
+  EXPECT_EQ(refusal([&] { validate(sum(std::size_t{1} << 36), {0, 4, name, 256 << 10}); }), "");
+  EXPECT_NE(refusal([&] { validate(sum(std::size_t{1} << 36), {0, 4, name, 16}); }), "");
 }
 
 TEST(Arena, LeasesDoNotOverlapAndAreReused) {

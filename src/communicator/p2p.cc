@@ -258,12 +258,12 @@ bool P2p::push_one(int destination, Outgoing& to) {
   if (to.channel == nullptr) open_channel(destination, to);
   if (!has_room(destination, to)) return false;
   if (!to.grants.empty()) {
-    post_cell(destination, to, {shm::CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
+    post_cell(to, {shm::CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
     to.grants.pop_front();
   } else if (!to.unannounced.empty()) {
     announce(destination, to);
   } else {
-    push_piece(destination, to);
+    push_piece(to);
   }
   return true;
 }
@@ -274,7 +274,7 @@ void P2p::announce(int destination, Outgoing& to) {
   const Operation& message = work->operation_;
   if (may_be_eager(destination, to, message.count)) {
     to.eager_sent += charge(message.count);
-    post_cell(destination, to,
+    post_cell(to,
               {shm::CellKind::eager, static_cast<std::uint32_t>(message.count), message.tag, 0,
                message.count},
               message.in);
@@ -283,8 +283,7 @@ void P2p::announce(int destination, Outgoing& to) {
   }
   const std::uint64_t number = work->message_ = next_message_++;
   to.awaiting_grant[number] = work;
-  post_cell(destination, to, {shm::CellKind::announce, 0, message.tag, number, message.count},
-            nullptr);
+  post_cell(to, {shm::CellKind::announce, 0, message.tag, number, message.count}, nullptr);
 }
 
 bool P2p::may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const {
@@ -294,11 +293,11 @@ bool P2p::may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes)
   return to.eager_sent - matched + charge(bytes) <= kUnclaimedBytes;
 }
 
-void P2p::push_piece(int destination, Outgoing& to) {
+void P2p::push_piece(Outgoing& to) {
   const WorkPtr work = to.granted.front();
   const std::uint64_t left = work->operation_.count - work->moved_bytes_;
   const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, eager_bytes_));
-  post_cell(destination, to, {shm::CellKind::data, bytes, 0, work->message_, 0},
+  post_cell(to, {shm::CellKind::data, bytes, 0, work->message_, 0},
             static_cast<const std::byte*>(work->operation_.in) + work->moved_bytes_);
   work->moved_bytes_ += bytes;
   if (work->moved_bytes_ < work->operation_.count) return;
@@ -319,11 +318,10 @@ void P2p::open_channel(int destination, Outgoing& to) {
   group_.line(group_.rank(), destination).channel.store(offset, std::memory_order_release);
 }
 
-void P2p::post_cell(int destination, Outgoing& to, const shm::CellHeader& header,
-                    const void* payload) {
+void P2p::post_cell(Outgoing& to, const shm::CellHeader& header, const void* payload) {
   std::byte* cell = to.channel->cell(to.posted, eager_bytes_);
   std::memcpy(cell, &header, sizeof header);
-  if (header.payload_bytes != 0) std::memcpy(cell + sizeof header, payload, header.payload_bytes);
+  if (payload != nullptr) std::memcpy(cell + sizeof header, payload, header.payload_bytes);
   to.channel->posted.store(++to.posted, std::memory_order_release);  // pairs with take_cells
 }
 

@@ -115,9 +115,9 @@ class P2p : public std::enable_shared_from_this<P2p> {
   bool push_cells(int destination);
   bool push_one(int destination, Outgoing& to);
   void announce(int destination, Outgoing& to);
-  void push_piece(int destination, Outgoing& to);
+  void push_piece(Outgoing& to);
   [[nodiscard]] bool may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const;
-  void post_cell(int destination, Outgoing& to, const shm::CellHeader& header, const void* payload);
+  void post_cell(Outgoing& to, const shm::CellHeader& header, const void* payload);
   [[nodiscard]] bool has_room(int destination, const Outgoing& to) const;
   void open_channel(int destination, Outgoing& to);
   std::vector<WorkPtr> take_finished_locked();

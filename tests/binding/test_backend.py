@@ -363,6 +363,8 @@ dist.destroy_process_group()
 )
 def test_ctrl_c(blocked):
     script = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignore"
 dist.barrier()
 if rank == 1:
     time.sleep(30)

@@ -109,17 +109,18 @@ TEST(CallbackProcess, ThatBlocksHoldsUpNoOtherTraffic) {
     int token = 0;
     std::atomic<bool> met{false};
     if (rank.rank == 0) {
+      const Work second = b->start(tccl::send(large.data(), large.size(), 1));
       const Work first = a->start(tccl::recv(&token, sizeof token, 1));
       first->on_done([&] {
         a->run(tccl::barrier());  // rank 1 comes here only after it has the large message
         met = true;
       });
-      const Work second = b->start(tccl::send(large.data(), large.size(), 1));
       const double limit = now_ms() + 9000;
       while (!met && now_ms() < limit) std::this_thread::sleep_for(1ms);
       check(met, "met");
       second->wait();
     } else {
+      std::this_thread::sleep_for(100ms);  // so that the callback runs when the token comes
       a->run(tccl::send(&token, sizeof token, 0));
       std::this_thread::sleep_for(50ms);
       b->run(tccl::recv(large.data(), large.size(), 0));

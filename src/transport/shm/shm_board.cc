@@ -25,7 +25,8 @@ ShmBoard::ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<voi
   }
 }
 
-void ShmBoard::begin(OpRecord record, Deadline deadline, std::chrono::milliseconds timeout) {
+void ShmBoard::begin(const OpRecord& call, Deadline deadline, std::chrono::milliseconds timeout) {
+  OpRecord record = call;
   record.sequence = record_.sequence + 1;
   record.chain = chained(record_.chain, record);
   record_ = record;

@@ -30,8 +30,8 @@ class ShmBoard final : public Board {
   PeerSlot await(int peer, std::uint32_t step) override;
   [[nodiscard]] double factor(int rank) const override;
 
-  /// Brackets one operation. `record` needs no sequence number and no chain yet.
-  void begin(OpRecord record, Deadline deadline, std::chrono::milliseconds timeout);
+  /// Brackets one operation. `call` needs no sequence number and no chain yet.
+  void begin(const OpRecord& call, Deadline deadline, std::chrono::milliseconds timeout);
   void end() noexcept;
   [[nodiscard]] std::uint32_t sequence() const noexcept { return record_.sequence; }
   /// "allreduce #812 of group tp"

@@ -371,8 +371,7 @@ std::exception_ptr P2p::trouble_with(P2pWork& work) {
   shm::Absence absence = shm::Absence::none;
   const int lost = lost_peer(work, &absence);
   if (absence != shm::Absence::none)
-    return make_error(Errc::peer_lost, {lost}, "{} {} during {}", group_.who(lost),
-                      absence == shm::Absence::died ? "died" : "left the group", describe(work));
+    return std::make_exception_ptr(group_.loss_of(lost, describe(work)));
   watch_heartbeat(work);
   return Clock::now() >= work.deadline_ ? timed_out(work) : nullptr;
 }

@@ -61,11 +61,23 @@ std::byte* Group::lease_more(std::size_t bytes, std::size_t* offset) {
   return arena_.at(leases_.back());
 }
 
-Error Group::failure() const {
-  const int reporter = static_cast<int>(mine_->poisoned_by.load(std::memory_order_acquire)) - 1;
-  const FailureRecord& record = region(reporter).failure;
+Error Group::failure_seen_by(int rank) const {
+  const auto reporter = region(rank).poisoned_by.load(std::memory_order_acquire);
+  const FailureRecord& record = region(static_cast<int>(reporter) - 1).failure;
   std::vector<int> ranks(record.ranks, record.ranks + record.rank_count);
   return {record.code, record.text, std::move(ranks)};
+}
+
+Error Group::loss_of(int rank, const std::string& operation) const {
+  if (absence(rank) == Absence::died)
+    return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {rank}};
+  // It may have left because the group failed, before whoever saw the failure could tell us.
+  if (region(rank).uid.load(std::memory_order_acquire) == identity_.uid &&
+      region(rank).poisoned_by.load(std::memory_order_acquire) != 0)
+    return failure_seen_by(rank);
+  return {Errc::peer_lost,
+          formatted("{} left group {}, but {} needs it", who(rank), identity_.name, operation),
+          {rank}};
 }
 
 Error Group::fail(const Error& reason) noexcept {

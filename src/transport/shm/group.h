@@ -72,7 +72,9 @@ class Group {
     return mine_->poisoned_by.load(std::memory_order_acquire) != 0;  // pairs with fail()
   }
   /// Why it failed; call only after failed().
-  [[nodiscard]] Error failure() const;
+  [[nodiscard]] Error failure() const { return failure_seen_by(rank()); }
+  /// Why `operation` cannot do without `rank`, which is absent.
+  [[nodiscard]] Error loss_of(int rank, const std::string& operation) const;
   /// Declares the group dead for all members. The first reason stays. Returns that reason.
   Error fail(const Error& reason) noexcept;
 
@@ -84,6 +86,7 @@ class Group {
  private:
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   void poison(Region& region) noexcept;
+  [[nodiscard]] Error failure_seen_by(int rank) const;
 
   Arena& arena_;
   Identity identity_;

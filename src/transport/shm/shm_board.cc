@@ -164,20 +164,12 @@ void ShmBoard::throw_disagreement(int peer, std::uint32_t sequence) const {
 
 Error ShmBoard::explain(int peer, Position target) const {
   if (group_.failed()) return group_.failure();
-  switch (group_.absence(peer)) {
-    case Absence::died:
-      return {
-          Errc::peer_lost,
-          formatted("{} died during {}; {}", group_.who(peer), operation(), ranks_in_operation()),
-          {peer}};
-    case Absence::left:
-      return {Errc::peer_lost,
-              formatted("{} left group {}, but {} needs it", group_.who(peer),
-                        group_.identity().name, operation()),
-              {peer}};
-    case Absence::none:
-      break;
-  }
+  const Absence absence = group_.absence(peer);
+  if (absence == Absence::left) return group_.loss_of(peer, operation());
+  if (absence == Absence::died)
+    return {Errc::peer_lost,
+            formatted("{}; {}", group_.loss_of(peer, operation()).what(), ranks_in_operation()),
+            {peer}};
   return explain_timeout(target);
 }
 

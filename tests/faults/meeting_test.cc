@@ -86,6 +86,12 @@ long resident_kib() {
   return kib;
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr long kAllowedGrowthKib = 256 << 10;  // freed memory is kept in quarantine
+#else
+constexpr long kAllowedGrowthKib = 2 << 10;
+#endif
+
 TEST(MeetingProcess, ManyGroupsLeaveNothingBehind) {
   Ranks ranks(3, [](Rank& rank) {
     auto world = rank.join("world");
@@ -110,10 +116,10 @@ TEST(MeetingProcess, ManyGroupsLeaveNothingBehind) {
     const long before = resident_kib();
     for (int i = 20; i < 120; ++i) use(i);
     std::this_thread::sleep_for(600ms);
-    check(count_entries("/proc/self/fd") == descriptors, "descriptors");
+    check(count_entries("/proc/self/fd") < descriptors + 5, "descriptors");  // a leak makes 100
     check(count_entries("/proc/self/task") <= threads, "threads");
     rank.say("grew by " + std::to_string(resident_kib() - before) + " KiB");
-    check(resident_kib() - before < 2048, "memory");
+    check(resident_kib() - before < kAllowedGrowthKib, "memory");
     world->run(tccl::barrier());
   });
   ranks.expect_all_exit_cleanly(60s);

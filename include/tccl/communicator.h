@@ -67,8 +67,9 @@ class TCCL_API Communicator {
     std::uint32_t first_sequence = 1;  // number of the first collective, the same on all ranks
   };
   struct CallOptions {
-    Milliseconds timeout{0};                  // 0: the communicator's
-    std::shared_ptr<const void> keepalive{};  // released when the operation is complete
+    Milliseconds timeout{0};  // 0: the communicator's
+    /// Released when the operation is complete; must not own the communicator or its context.
+    std::shared_ptr<const void> keepalive{};
   };
 
   /// Collective over all ranks: meets them through `store`, whose keys belong to this group alone.

@@ -124,8 +124,8 @@ class Host {
     while (introduced() + 1 < self_.size) {
       if (Clock::now() >= invitation_.deadline) throw missing_ranks();
       poll_interrupt(invitation_);
-      drop_silent_strangers();
       poll_once(std::min({next_look, invitation_.deadline, Clock::now() + kInterruptPeriod}));
+      drop_silent_strangers();
       if (Clock::now() < next_look) continue;
       look_for_other_hosts();
       next_look = Clock::now() + std::chrono::seconds(1);
@@ -203,6 +203,7 @@ class Host {
     const Digest own_proof = host_proof(invitation_.secret, guest.challenge, answer.number);
     send_packet(guest.socket.get(), Counterproof{own_proof}, guest.patience);
     guest.proved = true;
+    guest.patience = deadline_after(kHandshakeTime);
   }
 
   void take_introduction(Guest& guest) {
@@ -345,15 +346,23 @@ class Host {
   bool warned_ = false;
 };
 
-void prove_each_other(int socket, const Invitation& invitation) {
-  await_packet(socket, invitation, invitation.deadline);
-  const auto challenge = receive_packet<Challenge>(socket, invitation.deadline);
-  const Digest own = random_digest();
-  const Digest proof = member_proof(invitation.secret, challenge.number, own);
-  send_packet(socket, Answer{own, proof}, invitation.deadline);
-  const auto counter = receive_packet<Counterproof>(socket, invitation.deadline);
-  if (!same_digest(counter.proof, host_proof(invitation.secret, challenge.number, own)))
-    throw Error(Errc::system, "the meeting point does not know the group's secret");
+/// False if the host went away meanwhile: another one may take its place.
+bool prove_each_other(int socket, const Invitation& invitation) {
+  try {
+    await_packet(socket, invitation, invitation.deadline);
+    const auto challenge = receive_packet<Challenge>(socket, invitation.deadline);
+    const Digest own = random_digest();
+    const Digest proof = member_proof(invitation.secret, challenge.number, own);
+    send_packet(socket, Answer{own, proof}, invitation.deadline);
+    await_packet(socket, invitation, invitation.deadline);
+    const auto counter = receive_packet<Counterproof>(socket, invitation.deadline);
+    if (same_digest(counter.proof, host_proof(invitation.secret, challenge.number, own)))
+      return true;
+  } catch (const Error& error) {
+    if (error.code() != Errc::peer_lost) throw;
+    return false;
+  }
+  throw Error(Errc::system, "the meeting point does not know the group's secret");
 }
 
 /// The table arrives as one Introduction per rank, unless the meeting failed before.
@@ -387,7 +396,6 @@ void attend(const Invitation& invitation, Fd socket, const Introduction& self, i
   // The host waits until the deadline for the others; allow it the time to say who is missing.
   const Deadline patience = deadline_after(time_left(invitation.deadline) + milliseconds(2000));
   try {
-    prove_each_other(socket.get(), invitation);
     std::vector<int> fds{memory_fd};
     if (process_fd >= 0) fds.push_back(process_fd);
     send_packet(socket.get(), self, invitation.deadline, fds);
@@ -424,12 +432,21 @@ std::string agree_on_secret(Store& store, int rank, Deadline deadline) {
   return store.get("secret", time_left(deadline));
 }
 
-void forget_secret(Store& store, int rank) noexcept {
+void forget_keys(Store& store, int rank) noexcept {
   try {
     store.remove(rank_key(rank));
     if (rank == 0) store.remove("secret");
   } catch (const std::exception&) {
-    // The store is gone: then nobody can read them either.
+    // Not every store can remove keys; then it serves one group only.
+  }
+}
+
+void forget_failed_meeting(Store& store, int rank) noexcept {
+  try {
+    // The ranks' own keys stay: they tell others why the meeting failed.
+    if (rank == 0) store.remove("secret");
+  } catch (const std::exception&) {
+    // As above.
   }
 }
 
@@ -449,7 +466,7 @@ void meet(const Invitation& invitation, const Introduction& self, int memory_fd,
     poll_interrupt(invitation);
     if (Fd listener = listen_on(name))
       return Host(invitation, std::move(listener), self).run(memory_fd, process_fd);
-    if (Fd socket = connect_to(name))
+    if (Fd socket = connect_to(name); socket && prove_each_other(socket.get(), invitation))
       return attend(invitation, std::move(socket), self, memory_fd, process_fd);
     std::this_thread::sleep_for(milliseconds(1));  // between the host's bind and its listen
   }

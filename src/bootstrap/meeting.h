@@ -55,8 +55,10 @@ struct Invitation {
 /// pid there, so that a rank that cannot be met can be named.
 std::string agree_on_secret(Store& store, int rank, Deadline deadline);
 
-/// After the meeting, good or bad: the same store can serve another one.
-void forget_secret(Store& store, int rank) noexcept;
+/// Removes what agree_on_secret() stored, so that the same store can serve another group.
+void forget_keys(Store& store, int rank) noexcept;
+/// After a meeting that failed, so that the next attempt does not take its secret.
+void forget_failed_meeting(Store& store, int rank) noexcept;
 
 /// Hands everyone's introductions, in rank order, to everyone's `accept`. Throws on every rank
 /// alike: timeout names who is missing; mismatch names what differs.

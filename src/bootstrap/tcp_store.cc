@@ -226,11 +226,13 @@ class TcpStore final : public Store {
     return ask(Kind::get, key, "", deadline_after(timeout));
   }
   void remove(const std::string& key) override {
-    static_cast<void>(ask(Kind::remove, key, "", deadline_after(kAnswerTime)));
+    // Short: it is done while leaving, when the server may be gone.
+    static_cast<void>(ask(Kind::remove, key, "", deadline_after(kRemoveTime)));
   }
 
  private:
   static constexpr std::chrono::milliseconds kAnswerTime{30'000};
+  static constexpr std::chrono::milliseconds kRemoveTime{2'000};
 
   [[nodiscard]] Fd connect_by(Deadline deadline) const {
     for (;;) {

@@ -56,11 +56,6 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw Error(Errc::invalid_argument,
                 formatted("group {}: rank {} of {} makes no sense", options.name, rank, size));
   const Deadline deadline = deadline_after(options.timeout);
-  struct Forget {
-    Store& store;
-    int rank;
-    ~Forget() { forget_secret(store, rank); }
-  } forget{store, rank};
   const std::string secret = agree_on_secret(store, rank, deadline);
   const auto layout = shm::RegionLayout::of(size, impl->settings().chunk_bytes);
   auto group = std::make_shared<shm::Group>(
@@ -77,9 +72,17 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   const auto acquaint = [&](const std::vector<Attendee>& everyone) {
     for (const Attendee& attendee : everyone)
       members.emplace_back(impl->acquaint(attendee), attendee.introduction.region_offset);
+    // Everyone is here and nobody has returned yet: the one moment at which a next group on this
+    // store cannot meet the keys of this one.
+    forget_keys(store, rank);
   };
-  meet({&store, options.name, secret, deadline, acquaint, impl->poll_interrupt()}, self,
-       impl->arena().memory()->fd(), impl->process_fd());
+  try {
+    meet({&store, options.name, secret, deadline, acquaint, impl->poll_interrupt()}, self,
+         impl->arena().memory()->fd(), impl->process_fd());
+  } catch (...) {
+    forget_failed_meeting(store, rank);
+    throw;
+  }
   group->set_members(std::move(members));
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(group), std::move(options));
@@ -117,7 +120,8 @@ void CommunicatorImpl::prepare(const Operation& operation, CallOptions& options)
   if (closed_.load(std::memory_order_relaxed))
     throw Error(Errc::aborted, formatted("group {} is closed", name()));
   validate(operation, {rank_, size_, name(), group_->layout().chunk_bytes});
-  if (group_->failed()) throw group_->failure();
+  if (group_->failed())
+    if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
   if (options.timeout.count() <= 0) options.timeout = options_.timeout;
 }
 

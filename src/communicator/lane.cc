@@ -41,8 +41,8 @@ std::shared_ptr<CollectiveWork> Lane::start(const Operation& operation,
   require_open();
   queue_.push_back(work);
   issued_.fetch_add(1, std::memory_order_relaxed);
-  // Even if the caller will wait at once: it may not, and the peers need this rank. Whoever has taken
-  // the lane looks at the queue, or calls a driver, when it is done.
+  // Even if the caller will wait at once: it may not, and the peers need this rank. Whoever has
+  // taken the lane looks at the queue, or calls a driver, when it is done.
   if (!taken_) call_driver_locked();
   return work;
 }

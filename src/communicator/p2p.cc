@@ -107,7 +107,7 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
     explicit Attend(std::atomic<int>& w) : waiters(w) {
       waiters.fetch_add(1, std::memory_order_relaxed);
     }
-    ~Attend() { waiters.fetch_sub(1, std::memory_order_relaxed); }
+    ~Attend() { waiters.fetch_sub(1, std::memory_order_release); }
   } attend(waiters_);
   auto next_poll = Clock::now();
   wait_until(

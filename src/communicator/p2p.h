@@ -66,7 +66,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   }
   /// A thread in wait() moves the data itself; the progress thread need not.
   [[nodiscard]] bool is_attended() const noexcept {
-    return waiters_.load(std::memory_order_relaxed) != 0;
+    return waiters_.load(std::memory_order_acquire) != 0;  // pairs with leaving wait_for()
   }
 
   /// Cancels receives and waits for sends, each up to its deadline. Nothing moves afterwards.

@@ -53,7 +53,16 @@ std::string socket_name(const std::string& secret) {
   return "tccl-" + to_hex(std::span(digest).first(16));
 }
 
+constexpr const char* kSecretKey = "secret";
 std::string rank_key(int rank) { return formatted("rank/{}", rank); }
+
+/// Not every store can remove keys; then it serves one group only.
+void remove_quietly(Store& store, const std::string& key) noexcept {
+  try {
+    store.remove(key);
+  } catch (const std::exception&) {
+  }
+}
 
 /// Differs between hosts and between network namespaces of one host.
 std::string place() {
@@ -427,27 +436,19 @@ std::string agree_on_secret(Store& store, int rank, Deadline deadline) {
   store.set(rank_key(rank), formatted("host {}, pid {} {}", host_name(), ::getpid(), place()));
   if (rank == 0) {
     const Digest fresh = random_digest();
-    store.set("secret", to_hex(fresh));
+    store.set(kSecretKey, to_hex(fresh));
   }
-  return store.get("secret", time_left(deadline));
+  return store.get(kSecretKey, time_left(deadline));
 }
 
 void forget_keys(Store& store, int rank) noexcept {
-  try {
-    store.remove(rank_key(rank));
-    if (rank == 0) store.remove("secret");
-  } catch (const std::exception&) {
-    // Not every store can remove keys; then it serves one group only.
-  }
+  remove_quietly(store, rank_key(rank));
+  if (rank == 0) remove_quietly(store, kSecretKey);
 }
 
 void forget_failed_meeting(Store& store, int rank) noexcept {
-  try {
-    // The ranks' own keys stay: they tell others why the meeting failed.
-    if (rank == 0) store.remove("secret");
-  } catch (const std::exception&) {
-    // As above.
-  }
+  // The ranks' own keys stay: they tell others why the meeting failed.
+  if (rank == 0) remove_quietly(store, kSecretKey);
 }
 
 std::string describe(const Introduction& introduction) {

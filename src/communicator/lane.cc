@@ -94,14 +94,15 @@ void Lane::release(bool stays) {
   if (!stays && !queue_.empty()) call_driver_locked();
 }
 
-void Lane::execute_and_release(const WorkPtr& work, bool stays) {
+/// For threads that look for the next operation themselves afterwards.
+void Lane::execute_and_release(const WorkPtr& work) {
   std::exception_ptr error;
   try {
     execute_(work->operation(), work->timeout());
   } catch (...) {
     error = std::current_exception();
   }
-  release(stays);
+  release(/*stays=*/true);
   // Callbacks may take long, or wait for what is queued here: someone else must go on meanwhile.
   work->complete(error, [this](const std::function<void()>& callbacks) {
     call_driver_if_needed();
@@ -114,8 +115,7 @@ void Lane::drive() {
     const std::lock_guard lock(mutex_);
     driver_called_ = false;
   }
-  while (const WorkPtr work = try_take_next(Deadline::max()))
-    execute_and_release(work, /*stays=*/true);
+  while (const WorkPtr work = try_take_next(Deadline::max())) execute_and_release(work);
 }
 
 void Lane::help(CollectiveWork& work, Deadline deadline) {
@@ -123,7 +123,7 @@ void Lane::help(CollectiveWork& work, Deadline deadline) {
   while (!work.done()) {
     const WorkPtr next = try_take_next(deadline);
     if (!next) break;
-    execute_and_release(next, /*stays=*/true);
+    execute_and_release(next);
   }
   call_driver_if_needed();
   work.sleep_until_done(deadline, poll_interrupt_);

@@ -72,7 +72,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   void call_driver_locked();
   void call_driver_if_needed();
   void release(bool stays);
-  void execute_and_release(const WorkPtr& work, bool stays);
+  void execute_and_release(const WorkPtr& work);
   void drive();
   void help(CollectiveWork& work, Deadline deadline);
 

@@ -242,6 +242,13 @@ class Ranks {
   std::string directory_;
 };
 
+/// Of /proc/self/fd, say: to see that nothing piles up.
+inline int count_entries(const char* directory) {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++count;
+  return count;
+}
+
 inline void check(bool good, const char* what) {
   if (!good) throw std::runtime_error(std::string("check failed: ") + what);
 }

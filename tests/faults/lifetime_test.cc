@@ -10,12 +10,6 @@ namespace {
 using Work = std::shared_ptr<tccl::Work>;
 using Comm = std::shared_ptr<tccl::Communicator>;
 
-int count_entries(const char* directory) {
-  int count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++count;
-  return count;
-}
-
 TEST(CloseProcess, BesideRunningThreads) {
   Ranks ranks(2, [](Rank& rank) {
     for (int round = 0; round < 30; ++round) {

@@ -72,12 +72,6 @@ TEST(MeetingProcess, RankThatDiesWhileTheGroupFormsIsNamed) {
   }
 }
 
-int count_entries(const char* directory) {
-  int count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++count;
-  return count;
-}
-
 long resident_kib() {
   std::string word;
   long kib = 0;

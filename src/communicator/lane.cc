@@ -43,7 +43,7 @@ std::shared_ptr<CollectiveWork> Lane::start(const Operation& operation,
   issued_.fetch_add(1, std::memory_order_relaxed);
   // Even if the caller will wait at once: it may not, and the peers need this rank. Whoever has
   // taken the lane looks at the queue, or calls a driver, when it is done.
-  if (!taken_) call_driver_locked();
+  if (!taken_ && !watched_) call_driver_locked();
   return work;
 }
 
@@ -63,6 +63,7 @@ void Lane::call_driver_locked() {
 
 void Lane::call_driver_if_needed() {
   const std::lock_guard lock(mutex_);
+  watched_ = false;
   if (!taken_ && !queue_.empty()) call_driver_locked();
 }
 
@@ -77,6 +78,7 @@ bool Lane::try_take_idle() {
 /// Null also if the operation could last beyond `latest`.
 Lane::WorkPtr Lane::try_take_next(Deadline latest) {
   const std::lock_guard lock(mutex_);
+  watched_ = false;
   if (taken_ || queue_.empty()) return nullptr;
   if (latest != Deadline::max() && latest < deadline_after(queue_.front()->timeout()))
     return nullptr;
@@ -90,6 +92,7 @@ Lane::WorkPtr Lane::try_take_next(Deadline latest) {
 void Lane::release(bool stays) {
   const std::lock_guard lock(mutex_);
   taken_ = false;
+  watched_ = stays;
   // A driver that came while the lane was taken has gone away again.
   if (!stays && !queue_.empty()) call_driver_locked();
 }

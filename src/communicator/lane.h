@@ -85,6 +85,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool closed_ = false;
   bool taken_ = false;          // some thread runs an operation of this lane
   bool driver_called_ = false;  // and has not come yet
+  bool watched_ = false;        // the thread that ran the last operation will look at the queue
   std::deque<WorkPtr> queue_;
 };
 

@@ -204,9 +204,7 @@ TEST(ThreadsProcess, ManyStartsOnOneGroupNeedFewThreads) {
     check(comm->next_sequence() == 1001, "numbered when issued");
     for (const Work& work : works) work->wait();
     check(std::ranges::all_of(x, [](float value) { return value == 2.0F; }), "sums");
-    // A driver between two operations is not idle, so a start at that moment may make another one:
-    // a handful, not one per operation.
-    check(count_entries("/proc/self/task") <= before + 16, "threads");
+    check(count_entries("/proc/self/task") <= before + 3, "threads");
   });
   ranks.expect_all_exit_cleanly();
 }

@@ -1,5 +1,6 @@
 // The library's errors as the exceptions that torch turns into Python's: ValueError for a call that
 // was refused, torch.distributed.DistBackendError for everything that went wrong on the way.
+// All functions are safe from any thread.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -10,11 +11,19 @@
 
 namespace torch_ccl {
 
+/// Still knows what happened, for getError() and getFutureResult().
+class BackendError final : public c10::DistBackendError {
+ public:
+  BackendError(const c10::SourceLocation& where, const tccl::Error& error)
+      : DistBackendError(where, std::string("ccl: ") + error.what()), code(error.code()) {}
+  const tccl::Errc code;
+};
+
 [[noreturn]] inline void throw_as_torch(const tccl::Error& error) {
-  if (error.code() == tccl::Errc::invalid_argument) {
-    C10_THROW_ERROR(ValueError, std::string("ccl: ") + error.what());
-  }
-  C10_THROW_ERROR(DistBackendError, std::string("ccl: ") + error.what());
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
+  if (error.code() == tccl::Errc::invalid_argument)
+    throw c10::ValueError(here, std::string("ccl: ") + error.what());
+  throw BackendError(here, error);
 }
 
 /// The same for a stored error. Anything that is not a tccl::Error stays what it is: a pending
@@ -29,6 +38,16 @@ inline std::exception_ptr as_torch(const std::exception_ptr& error) noexcept {
     }
   } catch (...) {
     return std::current_exception();
+  }
+}
+
+inline bool is_timeout(const std::exception_ptr& error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const BackendError& e) {
+    return e.code == tccl::Errc::timeout;
+  } catch (...) {
+    return false;
   }
 }
 

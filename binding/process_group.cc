@@ -1,138 +1,77 @@
 #include "process_group.h"
 
-#include <ATen/MemoryOverlap.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
 
-#include "dtypes.h"
+#include "context.h"
 #include "errors.h"
+#include "monitored_barrier.h"
+#include "sparse.h"
 #include "work.h"
 
 namespace torch_ccl {
-
-/// One collective: what to do, on which memory, and what is left to do when it is done.
-struct Call {
-  c10d::OpType type;
-  const char* title;  // "ccl:" and the name of the call, for the profiler and for messages
-  tccl::Operation operation = {};
-  std::vector<tccl::Block> blocks = {};  // what operation.out_blocks refers to
-  std::vector<at::Tensor> memory = {};   // what the operation reads and writes, kept alive
-  struct Copy {
-    at::Tensor from, to;
-  };
-  std::vector<Copy> results = {};  // from contiguous stand-ins to the caller's tensors
-
-  const void* readable(const at::Tensor& tensor);
-  void* writable(const at::Tensor& tensor, bool with_contents);
-  void copy_results() const;
-};
-
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
+using c10d::OpType;
 
-// ---- checks: each message names the call and the argument
+// The titles are those of torch's own backends where its tests look for them.
+constexpr Method kAllreduce{OpType::ALLREDUCE, "allreduce", "ccl:all_reduce"};
+constexpr Method kAllreduceCoalesced{OpType::ALLREDUCE_COALESCED, "allreduce_coalesced",
+                                     "ccl:all_reduce"};
+constexpr Method kAllreduceSparse{OpType::_ALLREDUCE_SPARSE, "allreduce_sparse",
+                                  "ccl:sparse_all_reduce"};
+constexpr Method kBroadcast{OpType::BROADCAST, "broadcast", "ccl:broadcast"};
+constexpr Method kReduce{OpType::REDUCE, "reduce", "ccl:reduce"};
+constexpr Method kAllgather{OpType::ALLGATHER, "allgather", "ccl:all_gather"};
+constexpr Method kAllgatherBase{OpType::_ALLGATHER_BASE, "_allgather_base", "ccl:_all_gather_base"};
+constexpr Method kAllgatherCoalesced{OpType::ALLGATHER_COALESCED, "allgather_coalesced",
+                                     "ccl:all_gather"};
+constexpr Method kAllgatherIntoTensorCoalesced{
+    OpType::ALLGATHER_COALESCED, "allgather_into_tensor_coalesced", "ccl:_all_gather_base"};
+constexpr Method kGather{OpType::GATHER, "gather", "ccl:gather"};
+constexpr Method kScatter{OpType::SCATTER, "scatter", "ccl:scatter"};
+constexpr Method kReduceScatter{OpType::REDUCE_SCATTER, "reduce_scatter", "ccl:reduce_scatter"};
+constexpr Method kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE, "_reduce_scatter_base",
+                                    "ccl:_reduce_scatter_base"};
+constexpr Method kReduceScatterTensorCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                                               "reduce_scatter_tensor_coalesced",
+                                               "ccl:_reduce_scatter_base"};
+constexpr Method kAlltoallBase{OpType::ALLTOALL_BASE, "alltoall_base", "ccl:all_to_all"};
+constexpr Method kAlltoall{OpType::ALLTOALL, "alltoall", "ccl:all_to_all"};
+constexpr Method kBarrier{OpType::BARRIER, "barrier", "ccl:barrier"};
+constexpr Method kSend{OpType::SEND, "send", "ccl:send"};
+constexpr Method kRecv{OpType::RECV, "recv", "ccl:recv"};
+constexpr Method kRecvAnysource{OpType::RECVANYSOURCE, "recvAnysource", "ccl:recvAnySource"};
 
-void check_tensor(const Call& call, const at::Tensor& tensor, const char* argument) {
-  TORCH_CHECK_VALUE(tensor.defined(), call.title, ": `", argument, "` is an undefined tensor");
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, call.title, ": `", argument,
-                    "` must be dense, but its layout is ", tensor.layout());
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), call.title, ": `", argument,
-                    "` must be on the CPU, but it is on ", tensor.device());
-  TORCH_CHECK_VALUE(dtype_of(tensor.scalar_type()), call.title, ": `", argument,
-                    "` has the unsupported dtype ", tensor.scalar_type());
+// torch numbers the group of all ranks instead of naming it, and lists the ranks of all others.
+std::string readable_name(const ProcessGroupCCL::Options& options) {
+  return options.global_ranks_in_group.empty() ? "world" : options.group_name;
 }
 
-void check_output(const Call& call, const at::Tensor& tensor, const char* argument) {
-  check_tensor(call, tensor, argument);
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, call.title, ": `",
-                    argument, "` cannot be written: several of its elements share one place in ",
-                    "memory, as after expand(); pass a clone()");
-}
-
-void check_same_dtype(const Call& call, const at::Tensor& output, const at::Tensor& input,
-                      const char* output_argument) {
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), call.title, ": `", output_argument,
-                    "` has dtype ", output.scalar_type(), ", but the input has dtype ",
-                    input.scalar_type());
-}
-
-template <class T>
-T& only(const Call& call, std::vector<T>& items, const char* argument) {
-  TORCH_CHECK_VALUE(items.size() == 1, call.title, ": `", argument,
-                    "` must hold one entry (one device per rank), but it holds ", items.size());
-  return items.front();
-}
-
-// ---- memory
-
-// Whether the elements lie in memory one after the other, with the values that the tensor shows.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
-         !tensor._is_zerotensor();
-}
-
-at::Tensor contiguous_room(const at::Tensor& tensor) {
-  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
-}
-
-tccl::DType tccl_dtype(const at::Tensor& tensor) { return *dtype_of(tensor.scalar_type()); }
-
-std::size_t count_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()); }
-
-// ---- reductions
-
-double factor_of(const c10d::ReduceOp& op) {
-  const auto* supplement = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK_VALUE(supplement, "ccl: `op` is PREMUL_SUM, but it carries no factor");
-  const at::Tensor& tensor = supplement->tensor_factor;
-  return tensor.defined() ? tensor.item<double>() : supplement->double_factor;
-}
-
-tccl::Reduction reduction_of(const Call& call, const c10d::ReduceOp& op) {
-  const auto known = reduce_op_of(op.op_);
-  TORCH_CHECK_VALUE(known, call.title, ": `op` is not a reduction (", int{op.op_}, ")");
-  return {*known, *known == tccl::ReduceOp::premul_sum ? factor_of(op) : 1.0};
+c10::intrusive_ptr<ProcessGroupCCL::Options> own_options(
+    const c10::intrusive_ptr<c10d::Backend::Options>& given, std::chrono::milliseconds timeout) {
+  auto options = c10::make_intrusive<ProcessGroupCCL::Options>(timeout);
+  if (!given) return options;
+  options->timeout = given->timeout;
+  options->group_name = given->group_name;
+  options->group_desc = given->group_desc;
+  options->global_ranks_in_group = given->global_ranks_in_group;
+  return options;
 }
 
 }  // namespace
 
-const void* Call::readable(const at::Tensor& tensor) {
-  if (is_plain(tensor)) {
-    memory.push_back(tensor);
-  } else {
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    memory.push_back(contiguous_room(tensor).copy_(tensor));
-  }
-  return memory.back().const_data_ptr();
-}
-
-void* Call::writable(const at::Tensor& tensor, bool with_contents) {
-  if (is_plain(tensor)) {
-    memory.push_back(tensor);
-  } else {
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    at::Tensor copy = contiguous_room(tensor);
-    if (with_contents) copy.copy_(tensor);
-    results.push_back({copy, tensor});
-    memory.push_back(std::move(copy));
-  }
-  return memory.back().mutable_data_ptr();
-}
-
-// Below autograd, because the collectives themselves are: they write a leaf that requires grad, and
-// an inference tensor outside of inference mode, like any other.
-void Call::copy_results() const {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  for (const Copy& copy : results) copy.to.copy_(copy.from);
-}
-
-ProcessGroupCCL::ProcessGroupCCL(std::shared_ptr<tccl::Communicator> communicator,
+ProcessGroupCCL::ProcessGroupCCL(const StorePtr& store, int rank, int size,
                                  c10::intrusive_ptr<Options> options)
-    : Backend(communicator->rank(), communicator->size()),
-      communicator_(std::move(communicator)),
+    : Backend(rank, size),
       options_(std::move(options)),
+      facts_{rank, size, readable_name(*options_)},
+      communicator_(make_communicator(store, rank, size,
+                                      {.name = facts_.name, .timeout = options_->timeout})),
       timeout_(options_->timeout) {
   init();
 }
@@ -150,105 +89,492 @@ void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
   timeout_.store(timeout, std::memory_order_relaxed);
 }
 
-void ProcessGroupCCL::abort() {
-  communicator_->abort("abort() was called on rank " + std::to_string(getRank()));
-}
-
 std::chrono::milliseconds ProcessGroupCCL::effective(std::chrono::milliseconds timeout) const {
   return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
 }
 
-template <class CallOptions>
-c10::intrusive_ptr<c10d::Work> ProcessGroupCCL::launch(Call call, const Tensors& inputs,
-                                                       Tensors outputs,
-                                                       const CallOptions& options) {
-  auto work = c10::make_intrusive<WorkCCL>(call.type, call.title, inputs, std::move(outputs),
-                                           communicator_->next_sequence());
-  const auto timeout = effective(options.timeout);
+// ---- how a call is run
+
+namespace {
+
+void run(tccl::Communicator& communicator, const std::shared_ptr<const Call>& call,
+         std::chrono::milliseconds timeout) {
+  if (const tccl::Operation* operation = call->single())
+    return communicator.run(*operation, {.timeout = timeout, .keepalive = call});
+  communicator.run(Call::program(call), {.timeout = timeout, .keepalive = call});
+}
+
+std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
+                                  const std::shared_ptr<const Call>& call,
+                                  std::chrono::milliseconds timeout) {
+  if (const tccl::Operation* operation = call->single())
+    return communicator.start(*operation, {.timeout = timeout, .keepalive = call});
+  return communicator.start(Call::program(call), {.timeout = timeout, .keepalive = call});
+}
+
+}  // namespace
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::milliseconds timeout,
+                                                 bool asynchronous) {
+  // Shared even if it runs here: an interrupted call may leave its operation in the queue.
+  const auto call = std::make_shared<const Call>(std::move(arguments));
+  at::RecordFunction row(at::RecordScope::FUNCTION);
+  if (row.isActive()) {
+    const std::vector<c10::IValue> inputs(call->inputs().begin(), call->inputs().end());
+    row.before(c10::str("pg::", call->method().name), &inputs);
+  }
+  auto work =
+      c10::make_intrusive<WorkCCL>(*call, communicator_->next_sequence(), communicator_, ledger_);
+  const bool in_batch = facts_.batches.is_open();
   try {
-    if (options.asyncOp) {
-      auto kept = std::make_shared<const Call>(std::move(call));
-      const auto operation =
-          communicator_->start(kept->operation, {.timeout = timeout, .keepalive = kept});
-      WorkCCL::follow(work, operation, [kept] { kept->copy_results(); });
+    if (call->is_empty()) {
+      work->complete(nullptr);
+    } else if (asynchronous || in_batch) {
+      const auto operation = start(*communicator_, call, effective(timeout));
+      WorkCCL::follow(work, operation, [call] { call->finish(); });
     } else {
-      communicator_->run(call.operation, {.timeout = timeout});
-      call.copy_results();
+      run(*communicator_, call, effective(timeout));
+      call->finish();
       work->complete(nullptr);
     }
   } catch (const tccl::Error& error) {
+    facts_.batches.abandon();
     throw_as_torch(error);
   }
+  if (in_batch) facts_.batches.add(work);
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupCCL::allreduce(Tensors& tensors,
-                                                          const c10d::AllreduceOptions& options) {
-  Call call{c10d::OpType::ALLREDUCE, "ccl:all_reduce"};
-  const at::Tensor& tensor = only(call, tensors, "tensors");
-  check_output(call, tensor, "tensor");
-  const tccl::Reduction reduction = reduction_of(call, options.reduceOp);
-  void* data = call.writable(tensor, /*with_contents=*/true);
-  call.operation = tccl::allreduce(data, data, count_of(tensor), tccl_dtype(tensor), reduction);
-  return launch(std::move(call), tensors, tensors, options);
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch_point_to_point(Call call) {
+  return launch(std::move(call), c10d::kUnsetTimeout, /*asynchronous=*/true);
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupCCL::broadcast(Tensors& tensors,
-                                                          const c10d::BroadcastOptions& options) {
-  Call call{c10d::OpType::BROADCAST, "ccl:broadcast"};
-  const at::Tensor& tensor = only(call, tensors, "tensors");
-  check_output(call, tensor, "tensor");
-  const int64_t root = options.rootRank;
-  TORCH_CHECK_VALUE(root >= 0 && root < getSize(), call.title, ": `root` must be a rank of the ",
-                    "group, 0 to ", getSize() - 1, ", but it is ", root);
-  void* data = call.writable(tensor, /*with_contents=*/root == getRank());
-  call.operation =
-      tccl::broadcast(data, count_of(tensor), tccl_dtype(tensor), static_cast<int>(root));
-  return launch(std::move(call), tensors, tensors, options);
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::endCoalescing() {
+  return c10::make_intrusive<WorkBatch>(facts_.batches.take());
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupCCL::allgather(std::vector<Tensors>& outputs,
-                                                          Tensors& inputs,
+// ---- reductions
+
+void ProcessGroupCCL::add_allreduce(Call& call, const at::Tensor& tensor,
+                                    const c10d::ReduceOp& op) {
+  call.check_output(tensor, "tensor");
+  const tccl::Reduction reduction = call.reduction(op, tensor);
+  void* data = call.writable(tensor, Call::with_contents);
+  call.add(tccl::allreduce(data, data, count_of(tensor), tccl_dtype(tensor), reduction));
+  call.set_tensors({tensor}, {tensor});
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
+                                                    const c10d::AllreduceOptions& options) {
+  Call call(kAllreduce, facts_);
+  const at::Tensor& tensor = call.only(tensors, "tensors");
+  if (tensor.defined() && tensor.layout() == at::kSparse) return allreduce_sparse(tensors, options);
+  add_allreduce(call, tensor, options.reduceOp);
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  Call call(kAllreduceCoalesced, facts_);
+  for (const at::Tensor& tensor : tensors) add_allreduce(call, tensor, options.reduceOp);
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
+                                                           const c10d::AllreduceOptions& options) {
+  Call call(kAllreduceSparse, facts_);
+  const at::Tensor& tensor = call.only(tensors, "tensors");
+  add_sparse_allreduce(call, facts_, tensor, options.reduceOp);
+  call.set_tensors({tensor}, {tensor});
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
+                                                 const c10d::ReduceOptions& options) {
+  Call call(kReduce, facts_);
+  const at::Tensor& tensor = call.only(tensors, "tensors");
+  call.check_rank(options.rootRank, "root");
+  const auto root = static_cast<int>(options.rootRank);
+  const bool is_root = root == getRank();
+  is_root ? call.check_output(tensor, "tensor") : call.check_input(tensor, "tensor");
+  const tccl::Reduction reduction = call.reduction(options.reduceOp, tensor);
+  void* out = is_root ? call.writable(tensor, Call::with_contents) : nullptr;
+  const void* in = is_root ? out : call.readable(tensor);
+  call.add(tccl::reduce(in, out, count_of(tensor), tccl_dtype(tensor), reduction, root));
+  call.set_tensors(tensors, tensors);
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
+  Call call(kReduceScatter, facts_);
+  const at::Tensor& output = call.only(outputs, "output");
+  const Tensors& input = call.only(inputs, "input_list");
+  call.check_output(output, "output");
+  call.check_list_length(input, "input_list");
+  for (const at::Tensor& tensor : input) {
+    call.check_input(tensor, "input_list");
+    call.check_same_dtype(tensor, "input_list", output, "output");
+  }
+  const at::Tensor& own = input[static_cast<std::size_t>(getRank())];
+  call.require(own.numel() == output.numel(), "entry ", getRank(), " of `input_list`, which ends ",
+               "up in this rank's own output, has ", own.numel(), " elements, but `output` has ",
+               output.numel());
+  const tccl::Reduction reduction = call.reduction(options.reduceOp, output);
+  void* out = call.writable(output, Call::without_contents);
+  std::vector<tccl::ConstBlock> blocks;
+  for (const at::Tensor& tensor : input) blocks.push_back(call.input_block(tensor));
+  call.add(tccl::reduce_scatterv(call.keep(std::move(blocks)), out, tccl_dtype(output), reduction));
+  call.set_tensors(input, outputs);
+  return launch(std::move(call), options);
+}
+
+void ProcessGroupCCL::add_reduce_scatter(Call& call, const at::Tensor& output,
+                                         const at::Tensor& input, const c10d::ReduceOp& op) {
+  call.check_input(input, "input");
+  call.check_output(output, "output");
+  call.check_same_dtype(output, "output", input, "input");
+  call.require(input.numel() == output.numel() * getSize(), "`input` has ", input.numel(),
+               " elements, but ", getSize(), " ranks times ", output.numel(),
+               " elements of `output` are ", output.numel() * getSize());
+  const tccl::Reduction reduction = call.reduction(op, input);
+  void* out = call.writable(output, Call::without_contents);
+  const void* in = call.readable_apart(input);
+  call.add(tccl::reduce_scatter(in, out, count_of(output), tccl_dtype(output), reduction));
+  call.set_tensors({input}, {output});
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  Call call(kReduceScatterBase, facts_);
+  add_reduce_scatter(call, output, input, options.reduceOp);
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  Call call(kReduceScatterTensorCoalesced, facts_);
+  call.check_same_length(outputs, inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    add_reduce_scatter(call, outputs[i], inputs[i], options.reduceOp);
+  return launch(std::move(call), options);
+}
+
+// ---- copies
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::broadcast(Tensors& tensors,
+                                                    const c10d::BroadcastOptions& options) {
+  Call call(kBroadcast, facts_);
+  const at::Tensor& tensor = call.only(tensors, "tensors");
+  call.check_output(tensor, "tensor");
+  call.check_rank(options.rootRank, "root");
+  const auto root = static_cast<int>(options.rootRank);
+  void* data = call.writable(tensor, Call::Contents(root == getRank()));
+  call.add(tccl::broadcast(data, count_of(tensor), tccl_dtype(tensor), root));
+  call.set_tensors(tensors, tensors);
+  return launch(std::move(call), options);
+}
+
+void ProcessGroupCCL::add_allgatherv(Call& call, const Tensors& outputs, const at::Tensor& input) {
+  call.check_input(input, "input");
+  call.check_list_length(outputs, "output_list");
+  for (const at::Tensor& tensor : outputs) {
+    call.check_output(tensor, "output_list");
+    call.check_same_dtype(tensor, "output_list", input, "input");
+  }
+  const at::Tensor& own = outputs[static_cast<std::size_t>(getRank())];
+  call.require(own.numel() == input.numel(), "entry ", getRank(), " of `output_list`, which is ",
+               "for this rank's own input, has ", own.numel(), " elements, but `input` has ",
+               input.numel());
+  std::vector<tccl::Block> blocks;
+  for (const at::Tensor& tensor : outputs) blocks.push_back(call.output_block(tensor));
+  const void* in = call.readable_apart(input, blocks[static_cast<std::size_t>(getRank())].data);
+  call.add(tccl::allgatherv(in, call.keep(std::move(blocks)), tccl_dtype(input)));
+  call.set_tensors({input}, outputs);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& options) {
+  Call call(kAllgather, facts_);
+  const at::Tensor& input = call.only(inputs, "input");
+  add_allgatherv(call, call.only(outputs, "output_list"), input);
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_coalesced(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  Call call(kAllgatherCoalesced, facts_);
+  call.require(outputs.size() == static_cast<std::size_t>(getSize()), "`output_lists` must hold ",
+               "one list per rank, ", getSize(), " in all, but it holds ", outputs.size());
+  for (const Tensors& list : outputs) call.check_same_length(list, inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Tensors of_each_rank;
+    for (const Tensors& list : outputs) of_each_rank.push_back(list[i]);
+    add_allgatherv(call, of_each_rank, inputs[i]);
+  }
+  return launch(std::move(call), options);
+}
+
+void ProcessGroupCCL::add_allgather(Call& call, const at::Tensor& output, const at::Tensor& input) {
+  call.check_input(input, "input");
+  call.check_output(output, "output");
+  call.check_same_dtype(output, "output", input, "input");
+  call.require(output.numel() == input.numel() * getSize(), "`output` has ", output.numel(),
+               " elements, but ", getSize(), " ranks times ", input.numel(),
+               " elements of `input` are ", input.numel() * getSize());
+  auto* out = static_cast<char*>(call.writable(output, Call::without_contents));
+  const void* in = call.readable_apart(input, out + input.nbytes() * getRank());
+  call.add(tccl::allgather(in, out, count_of(input), tccl_dtype(input)));
+  call.set_tensors({input}, {output});
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                           const c10d::AllgatherOptions& options) {
-  Call call{c10d::OpType::ALLGATHER, "ccl:all_gather"};
-  const at::Tensor& input = only(call, inputs, "input");
-  const Tensors& output = only(call, outputs, "output list");
-  check_tensor(call, input, "input");
-  TORCH_CHECK_VALUE(output.size() == static_cast<std::size_t>(getSize()), call.title,
-                    ": `output list` must hold one tensor per rank, ", getSize(),
-                    " in all, but it holds ", output.size());
-  for (const at::Tensor& tensor : output) {
-    check_output(call, tensor, "output list");
-    check_same_dtype(call, tensor, input, "output list");
-  }
-  TORCH_CHECK_VALUE(output[getRank()].numel() == input.numel(), call.title, ": entry ", getRank(),
-                    " of `output list`, which is for this rank's own input, has ",
-                    output[getRank()].numel(), " elements, but the input has ", input.numel());
-  const void* in = call.readable(input);
-  for (const at::Tensor& tensor : output) {
-    call.blocks.push_back({call.writable(tensor, /*with_contents=*/false), count_of(tensor)});
-  }
-  call.operation = tccl::allgatherv(in, call.blocks, tccl_dtype(input));
-  return launch(std::move(call), inputs, output, options);
+  Call call(kAllgatherBase, facts_);
+  add_allgather(call, output, input);
+  return launch(std::move(call), options);
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupCCL::_allgather_base(
-    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  Call call{c10d::OpType::_ALLGATHER_BASE, "ccl:_all_gather_base"};
-  check_tensor(call, input, "input");
-  check_output(call, output, "output");
-  check_same_dtype(call, output, input, "output");
-  TORCH_CHECK_VALUE(output.numel() == input.numel() * getSize(), call.title, ": `output` has ",
-                    output.numel(), " elements, but ", getSize(), " ranks times ", input.numel(),
-                    " elements of input are ", input.numel() * getSize());
-  const void* in = call.readable(input);
-  void* out = call.writable(output, /*with_contents=*/false);
-  call.operation = tccl::allgather(in, out, count_of(input), tccl_dtype(input));
-  return launch(std::move(call), {input}, {output}, options);
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  Call call(kAllgatherIntoTensorCoalesced, facts_);
+  call.check_same_length(outputs, inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) add_allgather(call, outputs[i], inputs[i]);
+  return launch(std::move(call), options);
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOptions& options) {
-  return launch({c10d::OpType::BARRIER, "ccl:barrier", tccl::barrier()}, {}, {}, options);
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                 const c10d::GatherOptions& options) {
+  Call call(kGather, facts_);
+  const at::Tensor& input = call.only(inputs, "input");
+  call.check_input(input, "input");
+  call.check_rank(options.rootRank, "root");
+  const auto root = static_cast<int>(options.rootRank);
+  std::vector<tccl::Block> blocks;
+  Tensors results;
+  if (root == getRank()) {
+    results = call.only(outputs, "gather_list");
+    call.check_list_length(results, "gather_list");
+    for (const at::Tensor& tensor : results) {
+      call.check_output(tensor, "gather_list");
+      call.check_same_dtype(tensor, "gather_list", input, "input");
+      blocks.push_back(call.output_block(tensor));
+    }
+  } else {
+    call.require(outputs.empty(), "`gather_list` must be given on the root alone, rank ", root);
+  }
+  const tccl::ConstBlock in = call.input_block(input);
+  call.add(tccl::gatherv(in, call.keep(std::move(blocks)), tccl_dtype(input), root));
+  call.set_tensors(inputs, results);
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                  const c10d::ScatterOptions& options) {
+  Call call(kScatter, facts_);
+  const at::Tensor& output = call.only(outputs, "output");
+  call.check_output(output, "output");
+  call.check_rank(options.rootRank, "root");
+  const auto root = static_cast<int>(options.rootRank);
+  const tccl::Block out = call.output_block(output);
+  std::vector<tccl::ConstBlock> blocks;
+  Tensors sources;
+  if (root == getRank()) {
+    sources = call.only(inputs, "scatter_list");
+    call.check_list_length(sources, "scatter_list");
+    for (const at::Tensor& tensor : sources) {
+      call.check_input(tensor, "scatter_list");
+      call.check_same_dtype(tensor, "scatter_list", output, "output");
+      blocks.push_back(call.input_block(tensor));
+    }
+  } else {
+    call.require(inputs.empty(), "`scatter_list` must be given on the root alone, rank ", root);
+  }
+  call.add(tccl::scatterv(call.keep(std::move(blocks)), out, tccl_dtype(output), root));
+  call.set_tensors(sources, outputs);
+  return launch(std::move(call), options);
+}
+
+// ---- all to all: always the uneven form, because some ranks may name their splits and others not
+
+namespace {
+
+// How many elements go to or come from each rank.
+std::vector<int64_t> split_counts(const Call& call, const at::Tensor& tensor,
+                                  const std::vector<int64_t>& splits, int size,
+                                  const char* argument) {
+  if (splits.empty()) {
+    call.require(tensor.numel() % size == 0, "`", argument, "` has ", tensor.numel(),
+                 " elements, which ", size, " ranks cannot share equally; pass its splits");
+    return std::vector<int64_t>(static_cast<std::size_t>(size), tensor.numel() / size);
+  }
+  call.require(splits.size() == static_cast<std::size_t>(size), "the splits of `", argument,
+               "` must be one per rank, ", size, " in all, but they are ", splits.size());
+  call.require(tensor.dim() > 0, "`", argument, "` has no dimension that could be split");
+  const int64_t rows = tensor.size(0);
+  std::vector<int64_t> counts = splits;
+  call.require(std::ranges::all_of(splits, [](int64_t split) { return split >= 0; }),
+               "the splits of `", argument, "` must not be negative");
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  call.require(sum == rows, "the splits of `", argument, "` add up to ", sum, ", but it has ", rows,
+               " rows");
+  for (int64_t& count : counts) count *= rows == 0 ? 0 : tensor.numel() / rows;
+  return counts;
+}
+
+template <class Block, class Pointer>
+std::vector<Block> blocks_at(Pointer* data, const std::vector<int64_t>& counts,
+                             std::size_t element_bytes) {
+  std::vector<Block> blocks;
+  for (const int64_t count : counts) {
+    blocks.push_back({data, static_cast<std::size_t>(count)});
+    data += static_cast<std::size_t>(count) * element_bytes;
+  }
+  return blocks;
+}
+
+}  // namespace
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                        std::vector<int64_t>& output_splits,
+                                                        std::vector<int64_t>& input_splits,
+                                                        const c10d::AllToAllOptions& options) {
+  Call call(kAlltoallBase, facts_);
+  call.check_input(input, "input");
+  call.check_output(output, "output");
+  call.check_same_dtype(output, "output", input, "input");
+  const auto out_counts = split_counts(call, output, output_splits, getSize(), "output");
+  const auto in_counts = split_counts(call, input, input_splits, getSize(), "input");
+  auto* out = static_cast<char*>(call.writable(output, Call::without_contents));
+  const auto* in = static_cast<const char*>(call.readable_apart(input));
+  const std::size_t element_bytes = input.element_size();
+  call.add(tccl::alltoallv(call.keep(blocks_at<tccl::ConstBlock>(in, in_counts, element_bytes)),
+                           call.keep(blocks_at<tccl::Block>(out, out_counts, element_bytes)),
+                           tccl_dtype(input)));
+  call.set_tensors({input}, {output});
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
+                                                   const c10d::AllToAllOptions& options) {
+  Call call(kAlltoall, facts_);
+  call.check_list_length(outputs, "output_list");
+  call.check_list_length(inputs, "input_list");
+  std::vector<tccl::Block> out;
+  for (const at::Tensor& tensor : outputs) {
+    call.check_output(tensor, "output_list");
+    call.check_same_dtype(tensor, "output_list", outputs.front(), "output_list");
+    out.push_back(call.output_block(tensor));
+  }
+  std::vector<tccl::ConstBlock> in;
+  for (const at::Tensor& tensor : inputs) {
+    call.check_input(tensor, "input_list");
+    call.check_same_dtype(tensor, "input_list", outputs.front(), "output_list");
+    in.push_back(call.input_block(tensor));
+  }
+  call.add(tccl::alltoallv(call.keep(std::move(in)), call.keep(std::move(out)),
+                           tccl_dtype(outputs.front())));
+  call.set_tensors(inputs, outputs);
+  return launch(std::move(call), options);
+}
+
+// ---- barriers
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::barrier(const c10d::BarrierOptions& options) {
+  Call call(kBarrier, facts_);
+  call.add(tccl::barrier());
+  return launch(std::move(call), options);
+}
+
+void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  // Unlike elsewhere, zero is a timeout of its own here: who is not there already has not come.
+  const auto timeout =
+      options.timeout == c10d::kUnsetTimeout ? effective(options.timeout) : options.timeout;
+  const auto number = monitored_barriers_.fetch_add(1, std::memory_order_relaxed);
+  monitored_barrier(*communicator_, number, timeout, wait_all_ranks);
+}
+
+// ---- point to point
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::send(Tensors& tensors, int destination, int tag) {
+  Call call(kSend, facts_);
+  const at::Tensor& tensor = call.only(tensors, "tensors");
+  call.check_input(tensor, "tensor");
+  call.check_rank(destination, "destination");
+  call.require(tag >= 0, "`tag` must not be negative, but it is ", tag);
+  const void* data = call.readable(tensor);
+  call.add(tccl::send(data, tensor.nbytes(), destination, static_cast<std::uint64_t>(tag)));
+  call.set_tensors(tensors, tensors);
+  return launch_point_to_point(std::move(call));
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::receive(const Method& method, Tensors& tensors,
+                                                  int source, int tag) {
+  Call call(method, facts_);
+  const at::Tensor& tensor = call.only(tensors, "tensors");
+  call.check_output(tensor, "tensor");
+  if (source != tccl::kAnySource) call.check_rank(source, "source");
+  call.require(tag >= 0, "`tag` must not be negative, but it is ", tag);
+  void* data = call.writable(tensor, Call::without_contents);
+  call.add(tccl::recv(data, tensor.nbytes(), source, static_cast<std::uint64_t>(tag)));
+  call.set_tensors(tensors, tensors);
+  return launch_point_to_point(std::move(call));
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::recv(Tensors& tensors, int source, int tag) {
+  if (source == tccl::kAnySource) Call(kRecv, facts_).check_rank(source, "source");
+  return receive(kRecv, tensors, source, tag);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::recvAnysource(Tensors& tensors, int tag) {
+  return receive(kRecvAnysource, tensors, tccl::kAnySource, tag);
+}
+
+// ---- other groups
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::split(
+    const StorePtr& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  const auto own = std::ranges::find(ranks, getRank());
+  if (own == ranks.end()) return nullptr;
+  return c10::make_intrusive<ProcessGroupCCL>(store, static_cast<int>(own - ranks.begin()),
+                                              static_cast<int>(ranks.size()),
+                                              own_options(options, effective(kNoTimeout)));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(
+    const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& options,
+    const int& rank, const int& size) {
+  return c10::make_intrusive<ProcessGroupCCL>(store, rank, size,
+                                              own_options(options, effective(kNoTimeout)));
+}
+
+// ---- what became of it
+
+void ProcessGroupCCL::registerOnCompletionHook(Ledger::Hook&& hook) {
+  TORCH_CHECK(hook, "ccl: a completion hook must be callable");
+  TORCH_CHECK(ledger_->set_hook(std::move(hook)), "ccl: group ", facts_.name,
+              " has a completion hook already");
+  // Only hasHooks() looks at it.
+  onCompletionHook_ = [ledger = ledger_](std::shared_ptr<c10d::WorkInfo> info) {
+    (*ledger->hook())(std::move(info));
+  };
+}
+
+c10d::ErrorType ProcessGroupCCL::getError() {
+  const std::exception_ptr error = communicator_->error();
+  if (!error) return c10d::ErrorType::SUCCESS;
+  try {
+    std::rethrow_exception(error);
+  } catch (const tccl::Error& e) {
+    if (e.code() == tccl::Errc::timeout) return c10d::ErrorType::TIMEOUT;
+    if (e.code() == tccl::Errc::peer_lost) return c10d::ErrorType::REMOTE_ERROR;
+    return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void ProcessGroupCCL::abort() {
+  communicator_->abort(c10::str("abort() was called on rank ", getRank()));
 }
 
 }  // namespace torch_ccl

@@ -1,14 +1,51 @@
 #include "work.h"
 
 #include <ATen/core/jit_type.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
 
 #include "errors.h"
 
 namespace torch_ccl {
+namespace {
 
-WorkCCL::WorkCCL(c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-                 std::vector<at::Tensor> outputs, uint64_t sequence)
-    : Work(-1, type, title, inputs), outputs_(std::move(outputs)), sequence_(sequence) {}
+int64_t elements_in(const std::vector<at::Tensor>& tensors) {
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) elements += tensor.numel();
+  return elements;
+}
+
+// A call that reads nothing, such as recv, is measured by what it writes.
+int64_t elements_of(const Call& call) {
+  return elements_in(call.inputs().empty() ? call.outputs() : call.inputs());
+}
+
+c10d::WorkResult result_of(const std::exception_ptr& error) {
+  if (!error) return c10d::WorkResult::SUCCESS;
+  return is_timeout(error) ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+}
+
+}  // namespace
+
+WorkCCL::WorkCCL(const Call& call, uint64_t sequence,
+                 std::shared_ptr<tccl::Communicator> communicator, std::shared_ptr<Ledger> ledger)
+    : Work(-1, call.method().type, call.method().title, call.inputs()),
+      method_(call.method()),
+      outputs_(call.outputs()),
+      elements_(elements_of(call)),
+      sequence_(sequence),
+      communicator_(std::move(communicator)),
+      ledger_(std::move(ledger)) {
+  ledger_->begin();
+}
+
+WorkCCL::~WorkCCL() {
+  if (outcome_known_) return;
+  // Its operation was refused: nobody has seen this Work.
+  finish(exception_);
+  ledger_->end();
+}
 
 void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
                      const std::shared_ptr<tccl::Work>& operation, std::function<void()> finalize) {
@@ -32,24 +69,40 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
 }
 
 void WorkCCL::complete(const std::exception_ptr& error) noexcept {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
+  FuturePtr future;
+  FuturePtr future_result;
   std::shared_ptr<tccl::Work> finished;  // let go of outside the lock
   {
     const std::lock_guard lock(mutex_);
     exception_ = error;
     outcome_known_ = true;
+    finished_ = std::chrono::steady_clock::now();
     future = future_;
+    future_result = future_result_;
     finished = std::move(operation_);
+    if (finished) source_ = finished->source();
   }
   cv_.notify_all();
-  if (future) {
-    try {
-      mark(*future);
-    } catch (const std::exception& e) {  // from a callback; the operation itself is fine
-      TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
-    }
+  try {
+    if (future) mark(*future);
+    if (future_result) mark_result(*future_result);
+  } catch (const std::exception& e) {  // from a callback; the operation itself is fine
+    TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
   }
-  finish(error);  // last: whoever sees the base class's completion finds the Future marked
+  finish(error);  // whoever sees the base class's completion finds the Futures marked
+  call_hook();
+  ledger_->end();
+}
+
+void WorkCCL::call_hook() const noexcept {
+  const Ledger::Hook* hook = ledger_->hook();
+  if (!hook) return;
+  try {
+    (*hook)(std::make_shared<c10d::WorkInfo>(opType_, sequence_, started_, finished_,
+                                             finished_ - started_));
+  } catch (const std::exception& e) {
+    TORCH_WARN("ccl: the group's completion hook threw: ", e.what());
+  }
 }
 
 bool WorkCCL::isCompleted() {
@@ -58,6 +111,8 @@ bool WorkCCL::isCompleted() {
 }
 
 bool WorkCCL::wait(std::chrono::milliseconds timeout) {
+  at::RecordFunction row(at::RecordScope::FUNCTION);
+  if (row.isActive()) row.before(c10::str("pg::wait::", method_.name, "::sz:", elements_));
   std::unique_lock lock(mutex_);
   if (const auto operation = operation_) {
     lock.unlock();
@@ -87,6 +142,23 @@ void WorkCCL::await(tccl::Work& operation, std::chrono::milliseconds timeout) {
   }
 }
 
+void WorkCCL::abort() {
+  if (const auto communicator = communicator_.lock())
+    communicator->abort(c10::str("abort() was called on a Work of ", method_.name));
+}
+
+int WorkCCL::sourceRank() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(source_ >= 0, "ccl: only a completed receive has a source rank, not ", method_.name);
+  return source_;
+}
+
+float WorkCCL::getDuration() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(outcome_known_, "ccl: ", method_.name, " has no duration before it is complete");
+  return std::chrono::duration<float, std::milli>(finished_ - started_).count();
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
   const std::lock_guard lock(mutex_);
   if (!future_) {
@@ -97,12 +169,89 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
   return future_;
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFutureResult() {
+  const std::lock_guard lock(mutex_);
+  if (!future_result_) {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    if (outcome_known_) mark_result(*future);
+    future_result_ = std::move(future);
+  }
+  return future_result_;
+}
+
 void WorkCCL::mark(c10::ivalue::Future& future) const {
   if (exception_) {
     future.setError(exception_);
   } else {
     future.markCompleted(c10::IValue(outputs_));
   }
+}
+
+void WorkCCL::mark_result(c10::ivalue::Future& future) const {
+  future.markCompleted(c10::IValue(static_cast<int64_t>(result_of(exception_))));
+}
+
+bool WorkBatch::isCompleted() {
+  return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
+}
+
+std::exception_ptr WorkBatch::exception() const {
+  for (const auto& work : works_)
+    if (const auto error = work->exception()) return error;
+  return nullptr;
+}
+
+bool WorkBatch::wait(std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout;
+  std::exception_ptr first_error;
+  for (const auto& work : works_) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    try {
+      work->wait(timeout > kNoTimeout ? std::max(left, std::chrono::milliseconds(1)) : kNoTimeout);
+    } catch (...) {
+      if (!work->isCompleted()) throw;  // the wait itself ended
+      if (!first_error) first_error = std::current_exception();
+    }
+  }
+  if (first_error) std::rethrow_exception(first_error);
+  return true;
+}
+
+void WorkBatch::abort() {
+  for (const auto& work : works_) work->abort();
+}
+
+std::vector<at::Tensor> WorkBatch::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& work : works_) {
+    const auto part = work->result();
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::ofTensors()));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures)->then(
+      [tensors = result(), futures](c10::ivalue::Future&) {
+        for (const c10::intrusive_ptr<c10::ivalue::Future>& future : futures)
+          if (future->hasError()) std::rethrow_exception(future->exception_ptr());
+        return c10::IValue(tensors);
+      },
+      c10::ListType::ofTensors());
+}
+
+float WorkBatch::getDuration() const {
+  float longest = 0;
+  for (const auto& work : works_) longest = std::max(longest, work->getDuration());
+  return longest;
+}
+
+uint64_t WorkBatch::getSequencenumber() const {
+  return works_.empty() ? 0 : works_.front()->getSequencenumber();
 }
 
 }  // namespace torch_ccl

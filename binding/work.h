@@ -1,25 +1,28 @@
-// The handle that torch.distributed returns for a collective.
+// The handles that torch.distributed returns for a call, and for a batch of calls.
 //
 // A call that ran inline hands out a WorkCCL that is complete; an asynchronous one hands out one
 // that follows a tccl::Work. In both cases the steps at the end are: the outputs hold the result,
-// the Work knows its outcome, its Future (if anyone asked for it) is marked, callbacks run. Thread
-// safety: every method may be called from any thread.
+// the Work knows its outcome, its Future (if anyone asked for it) is marked, callbacks run, the
+// group's completion hook runs. Thread safety: every method may be called from any thread.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "call.h"
+#include "ledger.h"
 #include "tccl/communicator.h"
 
 namespace torch_ccl {
 
 class WorkCCL final : public c10d::Work {
  public:
-  /// `title` names the row in torch's profiler, which also shows the shapes of `inputs`.
-  WorkCCL(c10d::OpType type, const char* title, const std::vector<at::Tensor>& inputs,
-          std::vector<at::Tensor> outputs, uint64_t sequence);
+  WorkCCL(const Call& call, uint64_t sequence, std::shared_ptr<tccl::Communicator> communicator,
+          std::shared_ptr<Ledger> ledger);
+  ~WorkCCL() override;
 
   /// Makes `work` complete when `operation` is. If that succeeds, `finalize` runs first.
   static void follow(const c10::intrusive_ptr<WorkCCL>& work,
@@ -31,22 +34,64 @@ class WorkCCL final : public c10d::Work {
   /// Returns true or throws. A timeout of zero means the operation's own. If it runs out, only the
   /// wait fails: the operation goes on.
   bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  /// The group is aborted with it: a collective cannot be taken back on one rank alone.
+  void abort() override;
   std::vector<at::Tensor> result() override { return outputs_; }
+  int sourceRank() const override;
   /// A Future of type List[Tensor] that holds the outputs.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /// A Future of type int that holds a c10d::WorkResult and never an error.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  /// Milliseconds from the call to its completion.
+  float getDuration() const override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
+  using Time = std::chrono::steady_clock::time_point;
+  using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
   void await(tccl::Work& operation, std::chrono::milliseconds timeout);
   void mark(c10::ivalue::Future& future) const;
+  void mark_result(c10::ivalue::Future& future) const;
+  void call_hook() const noexcept;
 
+  const Method& method_;
   const std::vector<at::Tensor> outputs_;
+  const int64_t elements_;  // for the profiler
   const uint64_t sequence_;
+  const std::weak_ptr<tccl::Communicator> communicator_;
+  const std::shared_ptr<Ledger> ledger_;
+  const Time started_ = std::chrono::steady_clock::now();
 
   // Guarded by mutex_ of the base class, as is its exception_.
   bool outcome_known_ = false;
-  std::shared_ptr<tccl::Work> operation_;           // until the outcome is known
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when asked for
+  Time finished_;
+  int source_ = -1;
+  std::shared_ptr<tccl::Work> operation_;  // until the outcome is known
+  FuturePtr future_;                       // made when asked for
+  FuturePtr future_result_;
+};
+
+/// Several works as one: complete when all are; fails with the first error in order of issue.
+class WorkBatch final : public c10d::Work {
+ public:
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  explicit WorkBatch(Works works) : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override { return !exception(); }
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  float getDuration() const override;
+  uint64_t getSequencenumber() const override;
+
+ private:
+  const Works works_;
 };
 
 }  // namespace torch_ccl

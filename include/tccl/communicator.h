@@ -59,6 +59,16 @@ class TCCL_API Work {
   [[nodiscard]] virtual int source() const noexcept = 0;
 };
 
+/// Collectives that run one after the other as one entry in the communicator's order: nothing that
+/// was issued meanwhile comes between them, and a later one may depend on what an earlier one
+/// brought. If `body` throws, the group fails.
+struct Program {
+  using Run = std::function<void(const Operation&)>;
+  std::string name;              // for messages
+  std::uint32_t operations = 0;  // how many the body runs, the same on all ranks
+  std::function<void(const Run& run)> body;
+};
+
 class TCCL_API Communicator {
  public:
   struct Options {
@@ -89,6 +99,9 @@ class TCCL_API Communicator {
   std::shared_ptr<Work> start(const Operation& operation) {
     return start(operation, CallOptions());
   }
+  /// The same for a program; `timeout` bounds all of it.
+  virtual void run(Program program, const CallOptions& options) = 0;
+  virtual std::shared_ptr<Work> start(Program program, CallOptions options) = 0;
 
   /// Collective: ranks that pass the same colour form a new communicator, ordered by (key, rank).
   /// Returns null for a negative colour.

@@ -100,10 +100,8 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       board_(std::make_unique<shm::ShmBoard>(
           *group_, [](std::uint8_t index) { return algorithm(index).name; },
           context_->poll_interrupt())),
-      lane_(std::make_shared<Lane>(
-          context_->drivers(), options_.name,
-          [this](const Operation& operation, Milliseconds timeout) { execute(operation, timeout); },
-          context_->poll_interrupt())),
+      lane_(std::make_shared<Lane>(context_->drivers(), options_.name,
+                                   static_cast<LaneExecutor&>(*this), context_->poll_interrupt())),
       p2p_(std::make_shared<P2p>(
           group_, context_->settings().eager_bytes, context_->progress(),
           [drivers = &context_->drivers()](std::function<void()> job) {
@@ -115,27 +113,50 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
 
 CommunicatorImpl::~CommunicatorImpl() { close(); }
 
-void CommunicatorImpl::prepare(const Operation& operation, CallOptions& options) {
-  context_->require_usable();
-  if (closed_.load(std::memory_order_relaxed))
-    throw Error(Errc::aborted, formatted("group {} is closed", name()));
+void CommunicatorImpl::validate_here(const Operation& operation) const {
   validate(operation, {rank_, size_, name(), group_->layout().chunk_bytes});
+}
+
+void CommunicatorImpl::prepare(CallOptions& options) const {
   if (group_->failed())
     if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
   if (options.timeout.count() <= 0) options.timeout = options_.timeout;
 }
 
+void CommunicatorImpl::require_open() const {
+  context_->require_usable();
+  if (closed_.load(std::memory_order_relaxed))
+    throw Error(Errc::aborted, formatted("group {} is closed", name()));
+}
+
 void CommunicatorImpl::run(const Operation& operation, const CallOptions& options) {
   CallOptions own = options;
-  prepare(operation, own);
+  require_open();
+  validate_here(operation);
+  prepare(own);
   if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(own))->wait();
   lane_->run(operation, own);
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
-  prepare(operation, options);
+  require_open();
+  validate_here(operation);
+  prepare(options);
   if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(options));
   return lane_->start(operation, std::move(options));
+}
+
+void CommunicatorImpl::run(Program program, const CallOptions& options) {
+  CallOptions own = options;
+  require_open();
+  prepare(own);
+  lane_->run(program, own);
+}
+
+std::shared_ptr<Work> CommunicatorImpl::start(Program program, CallOptions options) {
+  require_open();
+  prepare(options);
+  return lane_->start(program, std::move(options));
 }
 
 OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm& chosen) const {
@@ -165,6 +186,23 @@ void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout)
     group_->fail(Error(Errc::aborted,
                        formatted("rank {} was interrupted in {}", rank_, board_->operation()),
                        {rank_}));
+    throw;
+  }
+}
+
+void CommunicatorImpl::execute(const Program& program, Milliseconds timeout) {
+  const Deadline deadline = deadline_after(timeout);
+  const auto run = [&](const Operation& operation) {
+    validate_here(operation);
+    execute(operation, std::max(time_left(deadline), Milliseconds(1)));
+  };
+  try {
+    program.body(run);
+  } catch (const Error& error) {
+    throw group_->fail(error);  // the other ranks wait for the rest of the program
+  } catch (...) {
+    group_->fail(Error(Errc::aborted,
+                       formatted("rank {} was interrupted in {}", rank_, program.name), {rank_}));
     throw;
   }
 }

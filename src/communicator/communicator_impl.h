@@ -12,7 +12,7 @@
 
 namespace tccl {
 
-class CommunicatorImpl final : public Communicator {
+class CommunicatorImpl final : public Communicator, private LaneExecutor {
  public:
   CommunicatorImpl(std::shared_ptr<ContextImpl> context, std::shared_ptr<shm::Group> group,
                    Options options);
@@ -26,6 +26,8 @@ class CommunicatorImpl final : public Communicator {
   using Communicator::start;
   void run(const Operation& operation, const CallOptions& options) override;
   std::shared_ptr<Work> start(const Operation& operation, CallOptions options) override;
+  void run(Program program, const CallOptions& options) override;
+  std::shared_ptr<Work> start(Program program, CallOptions options) override;
   std::shared_ptr<Communicator> split(int colour, int key, Options options) override;
   [[nodiscard]] std::uint32_t next_sequence() const noexcept override {
     return options_.first_sequence + lane_->issued();
@@ -37,8 +39,11 @@ class CommunicatorImpl final : public Communicator {
   void leave() noexcept;
 
  private:
-  void prepare(const Operation& operation, CallOptions& options);
-  void execute(const Operation& operation, Milliseconds timeout);
+  void require_open() const;
+  void prepare(CallOptions& options) const;
+  void validate_here(const Operation& operation) const;
+  void execute(const Operation& operation, Milliseconds timeout) override;
+  void execute(const Program& program, Milliseconds timeout) override;
   [[nodiscard]] OpRecord record_of(const Operation& operation, const Algorithm& chosen) const;
 
   std::shared_ptr<ContextImpl> context_;

@@ -19,33 +19,55 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Lane> lane, const Operation& oper
   operation_.out_blocks = out_blocks_;
 }
 
+CollectiveWork::CollectiveWork(std::shared_ptr<Lane> lane, Program program,
+                               Communicator::CallOptions options)
+    : WorkState(std::move(options)), lane_(std::move(lane)), program_(std::move(program)) {}
+
+void CollectiveWork::execute(LaneExecutor& executor) const {
+  program_ ? executor.execute(*program_, timeout()) : executor.execute(operation_, timeout());
+}
+
 void CollectiveWork::help_until_done(Deadline deadline) { lane_->help(*this, deadline); }
 
 std::string CollectiveWork::description() const {
-  return formatted("{} of group {}", name_of(operation_.op), lane_->group_);
+  return formatted("{} of group {}", program_ ? program_->name : name_of(operation_.op),
+                   lane_->group());
 }
 
-void Lane::run(const Operation& operation, const Communicator::CallOptions& options) {
-  if (!try_take_idle()) return start(operation, options)->wait();
+namespace {
+
+std::uint32_t operations_in(const Operation& /*operation*/) { return 1; }
+std::uint32_t operations_in(const Program& program) { return program.operations; }
+
+}  // namespace
+
+template <class Entry>
+void Lane::run(const Entry& entry, const Communicator::CallOptions& options) {
+  if (!try_take_idle(operations_in(entry))) return start(entry, options)->wait();
   struct Release {
     Lane& lane;
     ~Release() { lane.release(/*stays=*/false); }
   } release{*this};
-  execute_(operation, options.timeout);
+  executor_.execute(entry, options.timeout);
 }
 
-std::shared_ptr<CollectiveWork> Lane::start(const Operation& operation,
-                                            Communicator::CallOptions options) {
-  auto work = std::make_shared<CollectiveWork>(shared_from_this(), operation, std::move(options));
+template <class Entry>
+std::shared_ptr<CollectiveWork> Lane::start(const Entry& entry, Communicator::CallOptions options) {
+  auto work = std::make_shared<CollectiveWork>(shared_from_this(), entry, std::move(options));
   const std::lock_guard lock(mutex_);
   require_open();
   queue_.push_back(work);
-  issued_.fetch_add(1, std::memory_order_relaxed);
+  issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   // Even if the caller will wait at once: it may not, and the peers need this rank. Whoever has
   // taken the lane looks at the queue, or calls a driver, when it is done.
   if (!taken_ && !watched_) call_driver_locked();
   return work;
 }
+
+template void Lane::run(const Operation&, const Communicator::CallOptions&);
+template void Lane::run(const Program&, const Communicator::CallOptions&);
+template std::shared_ptr<CollectiveWork> Lane::start(const Operation&, Communicator::CallOptions);
+template std::shared_ptr<CollectiveWork> Lane::start(const Program&, Communicator::CallOptions);
 
 bool Lane::is_idle() const {
   const std::lock_guard lock(mutex_);
@@ -67,11 +89,11 @@ void Lane::call_driver_if_needed() {
   if (!taken_ && !queue_.empty()) call_driver_locked();
 }
 
-bool Lane::try_take_idle() {
+bool Lane::try_take_idle(std::uint32_t operations) {
   const std::lock_guard lock(mutex_);
   require_open();
   if (taken_ || !queue_.empty()) return false;
-  issued_.fetch_add(1, std::memory_order_relaxed);
+  issued_.fetch_add(operations, std::memory_order_relaxed);
   return taken_ = true;
 }
 
@@ -101,7 +123,7 @@ void Lane::release(bool stays) {
 void Lane::execute_and_release(const WorkPtr& work) {
   std::exception_ptr error;
   try {
-    execute_(work->operation(), work->timeout());
+    work->execute(executor_);
   } catch (...) {
     error = std::current_exception();
   }

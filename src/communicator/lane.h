@@ -12,6 +12,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "communicator/drivers.h"
@@ -21,13 +23,24 @@ namespace tccl {
 
 class Lane;
 
-/// A started collective: an operation that owns the block lists it was given.
+/// Who knows how to run a lane's entries to their end; throws an entry's error.
+class LaneExecutor {
+ public:
+  virtual void execute(const Operation& operation, Milliseconds timeout) = 0;
+  virtual void execute(const Program& program, Milliseconds timeout) = 0;
+
+ protected:
+  ~LaneExecutor() = default;
+};
+
+/// A started entry: a program, or an operation that owns the block lists it was given.
 class CollectiveWork final : public WorkState {
  public:
   CollectiveWork(std::shared_ptr<Lane> lane, const Operation& operation,
                  Communicator::CallOptions options);
+  CollectiveWork(std::shared_ptr<Lane> lane, Program program, Communicator::CallOptions options);
 
-  [[nodiscard]] const Operation& operation() const noexcept { return operation_; }
+  void execute(LaneExecutor& executor) const;
   [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
 
  private:
@@ -39,21 +52,23 @@ class CollectiveWork final : public WorkState {
   std::vector<ConstBlock> in_blocks_;
   std::vector<Block> out_blocks_;
   Operation operation_;
+  std::optional<Program> program_;
 };
 
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
-  /// `execute` runs one operation to its end and throws its error.
-  using Execute = std::function<void(const Operation&, Milliseconds timeout)>;
-  Lane(Drivers& drivers, std::string group, Execute execute, std::function<void()> poll_interrupt)
+  Lane(Drivers& drivers, std::string group, LaneExecutor& executor,
+       std::function<void()> poll_interrupt)
       : drivers_(drivers),
         group_(std::move(group)),
-        execute_(std::move(execute)),
+        executor_(executor),
         poll_interrupt_(std::move(poll_interrupt)) {}
 
-  void run(const Operation& operation, const Communicator::CallOptions& options);
-  std::shared_ptr<CollectiveWork> start(const Operation& operation,
-                                        Communicator::CallOptions options);
+  /// `Entry` is an Operation or a Program.
+  template <class Entry>
+  void run(const Entry& entry, const Communicator::CallOptions& options);
+  template <class Entry>
+  std::shared_ptr<CollectiveWork> start(const Entry& entry, Communicator::CallOptions options);
   /// Takes no further operations and waits until everything that was started is complete.
   void close() noexcept;
   [[nodiscard]] bool is_idle() const;
@@ -66,7 +81,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   using WorkPtr = std::shared_ptr<CollectiveWork>;
   friend class CollectiveWork;
 
-  bool try_take_idle();
+  bool try_take_idle(std::uint32_t operations);
   WorkPtr try_take_next(Deadline latest);
   void require_open() const;
   void call_driver_locked();
@@ -74,11 +89,12 @@ class Lane : public std::enable_shared_from_this<Lane> {
   void release(bool stays);
   void execute_and_release(const WorkPtr& work);
   void drive();
+  [[nodiscard]] const std::string& group() const noexcept { return group_; }
   void help(CollectiveWork& work, Deadline deadline);
 
   Drivers& drivers_;
   std::string group_;
-  Execute execute_;
+  LaneExecutor& executor_;
   std::function<void()> poll_interrupt_;
   std::atomic<std::uint32_t> issued_{0};
   mutable std::mutex mutex_;  // guards what follows

@@ -1,0 +1,20 @@
+// The process's tccl::Context, and the communicators that the binding makes with it. Thread-safe.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "tccl/communicator.h"
+
+namespace torch_ccl {
+
+/// Meets the other ranks through `store`, whose keys belong to this group alone.
+std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      int rank, int size,
+                                                      tccl::Communicator::Options options);
+
+/// Says goodbye to all peers. Python calls it while it is still whole.
+void close_context();
+
+}  // namespace torch_ccl

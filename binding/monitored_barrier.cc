@@ -1,0 +1,121 @@
+#include "monitored_barrier.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "errors.h"
+
+namespace torch_ccl {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// Tags of users are 31 bits.
+constexpr std::uint64_t kTag = std::uint64_t{1} << 40;
+enum Answer : char { kFailed = 0, kPassed = 1 };
+
+class MonitoredBarrier {
+ public:
+  MonitoredBarrier(tccl::Communicator& communicator, std::uint32_t number, milliseconds timeout)
+      : communicator_(communicator),
+        tag_(kTag + number),
+        timeout_(timeout),
+        deadline_(Clock::now() + timeout) {}
+
+  void lead(bool wait_all_ranks) {
+    std::vector<Message> arrivals;
+    for (int rank = 1; rank < communicator_.size(); ++rank) arrivals.push_back(receive(rank));
+    std::vector<int> missing;
+    std::vector<int> present;
+    for (int rank = 1; rank < communicator_.size(); ++rank) {
+      const bool came = arrives(arrivals[static_cast<std::size_t>(rank - 1)]);
+      (came ? present : missing).push_back(rank);
+      if (!came && !wait_all_ranks) break;
+    }
+    for (const int rank : present) send(rank, missing.empty() ? kPassed : kFailed);
+    if (missing.empty()) return;
+    // Zero time is never enough: then it is not the others that are late.
+    TORCH_CHECK(timeout_.count() > 0, "[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
+                timeout_.count(), " ms: group ", communicator_.name(), " was given no time");
+    TORCH_CHECK(false, "[Rank 0]: ", missing.size() > 1 ? "Ranks " : "Rank ", list_of(missing),
+                " failed to pass monitoredBarrier in ", timeout_.count(), " ms (group ",
+                communicator_.name(), ")");
+  }
+
+  void follow() {
+    send(0, kPassed);
+    const Message answer = receive(0);
+    if (arrives(answer) && *answer.buffer == kPassed) return;
+    TORCH_CHECK(false, "[Rank ", communicator_.rank(), "]: Rank ", communicator_.rank(),
+                " successfully reached monitoredBarrier, but received errors while waiting for ",
+                "send/recv from rank 0: ",
+                answer.work->done() ? "another rank did not come in time, rank 0 knows which"
+                                    : "rank 0 did not answer in time",
+                " (group ", communicator_.name(), ", ", timeout_.count(), " ms)");
+  }
+
+ private:
+  struct Message {
+    std::shared_ptr<char> buffer;
+    std::shared_ptr<tccl::Work> work;
+  };
+
+  // The operations outlive the barrier if nobody answers; that must not fail the group.
+  [[nodiscard]] static tccl::Communicator::CallOptions patient(const Message& message) {
+    return {.timeout = milliseconds::max(), .keepalive = message.buffer};
+  }
+
+  Message receive(int source) {
+    Message message{std::make_shared<char>(kFailed), nullptr};
+    message.work =
+        communicator_.start(tccl::recv(message.buffer.get(), 1, source, tag_), patient(message));
+    return message;
+  }
+
+  void send(int destination, Answer answer) {
+    Message message{std::make_shared<char>(answer), nullptr};
+    communicator_.start(tccl::send(message.buffer.get(), 1, destination, tag_), patient(message));
+  }
+
+  // Throws only what has nothing to do with time.
+  [[nodiscard]] bool arrives(const Message& message) const {
+    const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
+    try {
+      message.work->wait(std::max(left, milliseconds(0)));
+      return true;
+    } catch (const tccl::Error& error) {
+      if (message.work->done()) throw_as_torch(error);
+      return false;
+    }
+  }
+
+  static std::string list_of(const std::vector<int>& ranks) {
+    std::string list;
+    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    return list;
+  }
+
+  tccl::Communicator& communicator_;
+  const std::uint64_t tag_;
+  const milliseconds timeout_;
+  const Clock::time_point deadline_;
+};
+
+}  // namespace
+
+void monitored_barrier(tccl::Communicator& communicator, std::uint32_t number,
+                       std::chrono::milliseconds timeout, bool wait_all_ranks) {
+  MonitoredBarrier barrier(communicator, number, timeout);
+  try {
+    communicator.rank() == 0 ? barrier.lead(wait_all_ranks) : barrier.follow();
+  } catch (const tccl::Error& error) {
+    throw_as_torch(error);
+  }
+}
+
+}  // namespace torch_ccl

@@ -8,7 +8,7 @@ PYTEST := .venv/bin/pytest
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup build native demo test test-all lint sanitize mutants clean
+.PHONY: help setup build native demo test test-all lint sanitize mutants compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint       clang-format, clang-tidy, ruff"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make mutants    planted faults, each of which the tests must catch"
+	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
 	@echo "make clean      remove what was built (.venv stays)"
 
 setup:
@@ -53,6 +54,9 @@ sanitize: setup
 
 mutants: build native
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)
+
+compat: build
+	$(VENV_PYTHON) tests/compat/run.py $(DOCS) $(ARGS)
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .venv/.package

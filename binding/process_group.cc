@@ -491,7 +491,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& options, bool
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? effective(options.timeout) : options.timeout;
   const auto number = monitored_barriers_.fetch_add(1, std::memory_order_relaxed);
-  monitored_barrier(*communicator_, number, timeout, wait_all_ranks);
+  monitored_barrier(communicator_, number, timeout, wait_all_ranks);
 }
 
 // ---- point to point
@@ -537,9 +537,15 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   const auto own = std::ranges::find(ranks, getRank());
   if (own == ranks.end()) return nullptr;
+  auto part = own_options(options, effective(kNoTimeout));
+  const std::vector<uint64_t>& global = options_->global_ranks_in_group;
+  part->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    const auto index = static_cast<std::size_t>(rank);
+    part->global_ranks_in_group.push_back(global.empty() ? index : global.at(index));
+  }
   return c10::make_intrusive<ProcessGroupCCL>(store, static_cast<int>(own - ranks.begin()),
-                                              static_cast<int>(ranks.size()),
-                                              own_options(options, effective(kNoTimeout)));
+                                              static_cast<int>(ranks.size()), std::move(part));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(

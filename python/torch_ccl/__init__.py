@@ -5,15 +5,16 @@
 
     dist.init_process_group("ccl")
 
-There are two ways in. Somebody imports this module: the extension is loaded and the backend
-registered. Or torch does, at the end of `import torch`, through the entry point `torch.backends`:
-then only a name is registered, and the extension is loaded when a group is made.
+There are two ways in. Somebody imports this module: the extension is loaded, the backend registered
+and what the launcher said about rank and size completed in os.environ. Or torch does, at the end of
+`import torch`, through the entry point `torch.backends`: then only a name is registered, and the
+rest happens when a group is made.
 """
 
 import sys
 from pathlib import Path
 
-__all__ = ["ProcessGroupCCL", "__version__", "cwd"]
+__all__ = ["ProcessGroupCCL", "__version__", "cwd", "monitored_barrier"]
 
 #: Where the package lives; `cwd/env/setvars.sh` prepares a shell for C++ programs.
 cwd = str(Path(__file__).resolve().parent)
@@ -60,6 +61,7 @@ _imported_by_torch = _is_being_imported("torch")
 if not _imported_by_torch:
     import atexit
     import importlib.metadata
+    import os
 
     import torch
 
@@ -69,9 +71,14 @@ if not _imported_by_torch:
             f"torch-ccl {__version__} works with torch {_SUPPORTED_TORCH}, "
             f"but torch {torch.__version__} is installed"
         )
-    from torch_ccl import _C
+    from torch_ccl import _C, launchers
     from torch_ccl._C import ProcessGroupCCL
+    from torch_ccl.barriers import monitored_barrier
+    from torch_ccl.direct_calls import complete_direct_calls
 
+    launchers.complete(os.environ)
+    complete_direct_calls(ProcessGroupCCL)
+    torch.distributed.ProcessGroupCCL = ProcessGroupCCL  # where programs for Intel's package look
     _register()
     # While the interpreter is whole: saying goodbye joins threads that may be running callbacks.
     atexit.register(_C._close)

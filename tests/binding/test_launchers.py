@@ -1,0 +1,83 @@
+"""What `import torch_ccl` adds to the environment, and what it leaves alone."""
+
+import json
+
+import pytest
+from ranks import run_script
+from torch_ccl import launchers
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
+
+
+def completed(**environment: str) -> str:
+    """RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for what is not set."""
+    before = dict(environment)
+    launchers.complete(environment)
+    assert before.items() <= environment.items(), "something was overwritten"
+    rank, size, local, pmi_rank, pmi_size = (environment.get(name, "-") for name in PLACE)
+    return f"{rank}/{size} {local} {pmi_rank}/{pmi_size}"
+
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node1"}
+BY_HAND = {"RANK": "3", "WORLD_SIZE": "4"}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "8", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize(
+    "environment, expected",
+    [
+        ({}, "-/- - -/-"),
+        (TORCHRUN, "3/4 1 3/4"),
+        (HYDRA, "2/8 0 2/8"),
+        # by hand: where ranks meet at a loopback address they are all on this host
+        (BY_HAND, "3/4 3 3/4"),
+        ({**BY_HAND, "MASTER_ADDR": "127.0.0.1"}, "3/4 3 3/4"),
+        ({**BY_HAND, "MASTER_ADDR": "10.0.0.7"}, "3/4 - 3/4"),
+        ({**BY_HAND, "LOCAL_RANK": "0"}, "3/4 0 3/4"),
+        # a wrapper script that copied hydra's numbers; hydra knows the local rank
+        ({**HYDRA, "RANK": "2", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.7"}, "2/8 0 2/8"),
+        # torchrun started by hydra: the numbers of both stay
+        ({**HYDRA, **TORCHRUN}, "3/4 1 2/8"),
+        # half a pair: completed by a launcher that agrees, left to its fate otherwise
+        ({**HYDRA, "WORLD_SIZE": "8"}, "2/8 0 2/8"),
+        ({**HYDRA, "WORLD_SIZE": "4"}, "-/4 0 2/8"),
+        ({"RANK": "1"}, "1/- - -/-"),
+        ({"WORLD_SIZE": "2"}, "-/2 - -/-"),
+        # not numbers
+        ({"RANK": "", "WORLD_SIZE": ""}, "/ - -/-"),
+        ({"PMI_RANK": "-1", "PMI_SIZE": "two"}, "-/- - -1/two"),
+    ],
+)
+def test_complete(environment, expected):
+    assert completed(**environment) == expected
+
+
+ADDED = """
+import json, os
+before = dict(os.environ)
+{imports}
+assert before.items() <= os.environ.items()
+print(json.dumps({{k: v for k, v in os.environ.items() if k not in before}}))
+"""
+
+
+def added(imports: str, **environment: str) -> dict[str, str]:
+    return json.loads(run_script(ADDED.format(imports=imports), **environment))
+
+
+@pytest.mark.parametrize("module", ["torch_ccl", "oneccl_bindings_for_pytorch"])
+def test_import(module):
+    expected = {"LOCAL_RANK": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    assert added(f"import {module}", RANK="1", WORLD_SIZE="2") == expected
+
+
+def test_import_by_torch_adds_nothing():
+    assert added("import torch", RANK="1", WORLD_SIZE="2") == {}
+    expected = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    assert added("import torch, torch_ccl", PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="0") == (
+        expected
+    )
+
+
+def test_import_without_launcher_adds_nothing():
+    assert added("import torch_ccl") == {}

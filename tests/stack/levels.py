@@ -1,0 +1,97 @@
+"""Ranks at a chosen TORCH_DISTRIBUTED_DEBUG, and what the tests of this folder compare with.
+
+At DETAIL torch wraps the group: before each collective the ranks compare what they are about to do
+over a Gloo group beside ours. DDP, too, checks and logs more.
+"""
+
+import multiprocessing
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from ranks import BOUND_S, init_group, run_ranks
+
+# Loaded once in the process that ranks are forked from, instead of seconds in each rank.
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    [
+        "torch",
+        "torch_ccl",
+        "torch._inductor.compile_fx",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+    ]
+)
+
+
+def _at_level(rank, size, level, store, check, args):
+    """The level counts when a group is made, so that the rank's first group has to go."""
+    torch.set_num_threads(1)
+    dist.destroy_process_group()
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
+    dist.set_debug_level_from_env()
+    backend = os.environ.get("TORCH_CCL_TEST_BACKEND", "ccl")
+    if backend == "ccl":
+        init_group(rank, size, store)
+    else:
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    made = dist.group.WORLD._get_backend(torch.device("cpu"))
+    wrapper = torch._C._distributed_c10d._ProcessGroupWrapper
+    assert isinstance(made, wrapper) == (level == "DETAIL"), type(made)
+    return check(rank, size, *args)
+
+
+def run_at_level(level: str, size: int, check, *args, bound_s: float = BOUND_S) -> list:
+    with tempfile.TemporaryDirectory() as directory:
+        store = str(Path(directory) / "store")
+        return run_ranks(size, _at_level, level, store, check, args, bound_s=bound_s)
+
+
+def data(rank: int, *shape: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:
+    """What `rank` has as input; every rank can compute everyone's."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def seeded(make, seed: int = 0, dtype=torch.float64) -> torch.nn.Module:
+    """The same module each time: one copy for the ranks to share, one to compare with."""
+    torch.manual_seed(seed)
+    return make().to(dtype)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, what: str, tolerance=1e-11) -> None:
+    """For sums of a few float64; a missing contribution would be off by much more."""
+    torch.testing.assert_close(
+        actual.detach(),
+        expected.detach(),
+        rtol=tolerance,
+        atol=tolerance,
+        msg=lambda m: f"{what}: {m}",
+    )
+
+
+def assert_equal(actual, expected, what: str) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert actual.dtype == expected.dtype, (what, actual.dtype, expected.dtype)
+        same = torch.equal(actual.detach(), expected.detach())
+    else:
+        same = actual == expected
+    assert same, f"{what}: {actual}, expected {expected}"
+
+
+def assert_same_model(actual, expected, what: str, tolerance=1e-11) -> None:
+    """Compares name by name; `actual` may be a state dict or pairs of names and tensors."""
+    actual, expected = dict(actual), dict(expected)
+    assert actual.keys() == expected.keys(), (what, actual.keys() ^ expected.keys())
+    for name, tensor in expected.items():
+        assert_close(actual[name], tensor, f"{what}, {name}", tolerance)
+
+
+def bits(module: torch.nn.Module) -> bytes:
+    return b"".join(
+        p.detach().contiguous().view(torch.uint8).numpy().tobytes() for p in module.parameters()
+    )

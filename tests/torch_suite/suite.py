@@ -1,0 +1,177 @@
+"""torch's own distributed suite as a TestCase that a CPU backend can run.
+
+The suite lives in the wheel, in torch.testing._internal.distributed.distributed_test. It decides by
+the backend's name what to skip, so a plugin would skip nearly everything. load(widen=True) looks at
+the reason of each skip instead, and runs what a CPU backend is able to run.
+"""
+
+import faulthandler
+import functools
+import importlib
+import logging
+import os
+import re
+import sys
+import time
+import unittest
+from unittest import mock
+
+BOUND_S = 45
+
+# A test with one of these reasons needs no GPU, or has a second reason that says it does.
+NOT_A_REASON = re.compile(
+    r"Only gloo backend supports timeouts"
+    r"|GLOO Batch Send Recv CPU"
+    r"|Only Gloo backend supports sparse all reduce"
+    r"|Only MPI supports (CPU )?all_to_all"
+    r"|Only Nccl & Gloo backend support DistributedDataParallel"
+    r"|get_future is only supported on mpi, nccl and gloo"
+    r"|The \S+ backend does not support "
+    r"|Test requires backend \S+ to be one of .*'gloo'"
+)
+
+
+def load(backend: str, world_size: int, directory: str, widen: bool) -> type[unittest.TestCase]:
+    """Imports the suite; it reads the environment while it is imported, so this works once."""
+    os.environ.update(
+        BACKEND=backend,
+        WORLD_SIZE=str(world_size),
+        INIT_METHOD=f"file://{directory}/init",
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(BOUND_S),
+        PYTORCH_PRINT_REPRO_ON_FAILURE="0",
+        CUDA_VISIBLE_DEVICES="",  # the same set of tests on every machine
+    )
+    # Ranks share the cores; and Gloo should not depend on what the host's name resolves to.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+    from torch.testing._internal import common_distributed, common_utils
+
+    common_distributed.logger.setLevel(logging.ERROR)
+    _skip_gpu_tests_early(common_distributed)
+    if widen:
+        _widen_skips(common_utils, common_distributed)
+    suite = importlib.import_module("torch.testing._internal.distributed.distributed_test")
+    common_distributed.TIMEOUT_OVERRIDE.clear()
+    common_distributed.time = suite.time = _QuickPolls()
+    if widen:
+        _accept_in_bodies(suite, backend)
+    return _test_case(suite, _backend_class(backend))
+
+
+def _backend_class(backend: str) -> type:
+    if backend == "gloo":
+        from torch.distributed import ProcessGroupGloo as backend_class
+    else:
+        from torch_ccl import ProcessGroupCCL as backend_class
+    return backend_class
+
+
+class _QuickPolls:
+    """The module time, but torch's harness looks every 10 ms instead of every 100 ms."""
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+    @staticmethod
+    def sleep(seconds):
+        time.sleep(0.01 if seconds == 0.1 else seconds)
+
+
+# ---- skips
+
+
+def _skip_gpu_tests_early(common_distributed):
+    """The same skips for the same reasons, but before four ranks are started for nothing."""
+
+    def skip_if_lt_x_gpu(count, *, allow_cpu=False):
+        reason = common_distributed.TEST_SKIPS[f"multi-gpu-{count}"].message
+        return unittest.skipUnless(allow_cpu, reason)
+
+    if not common_distributed.HAS_ACCELERATOR:
+        no_gpu = common_distributed.TEST_SKIPS["no_cuda"].message
+        common_distributed.skip_if_no_gpu = unittest.skip(no_gpu)
+        common_distributed.skip_if_lt_x_gpu = skip_if_lt_x_gpu
+
+
+def _widen_skips(common_utils, common_distributed):
+    skip_if = common_utils.skip_but_pass_in_sandcastle_if
+
+    def widened_skip_if(condition, reason):
+        return skip_if(condition and not NOT_A_REASON.match(reason), reason)
+
+    def skip_if_small_worldsize(test):
+        """torch asks for 8 ranks, but the tests use the group [1, 2] and so need 3."""
+
+        @functools.wraps(test)
+        def wrapper(*args, **kwargs):
+            if int(os.environ["WORLD_SIZE"]) < 3:
+                sys.exit(common_distributed.TEST_SKIPS["small_worldsize"].exit_code)
+            return test(*args, **kwargs)
+
+        return wrapper
+
+    common_utils.skip_but_pass_in_sandcastle_if = widened_skip_if
+    common_utils.skip_but_pass_in_sandcastle = lambda reason: widened_skip_if(True, reason)
+    common_distributed.skip_if_small_worldsize = skip_if_small_worldsize
+
+
+def _accept_in_bodies(suite, backend):
+    """The few places in which the tests themselves look at the name."""
+    for names in (suite.PROFILING_SUPPORTED_BACKENDS, suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
+        names.append(backend)  # so that the rows "<backend>:<operation>" are looked for
+
+    # It asks for the name only to know whether the model lives on the CPU.
+    base = suite.DistributedTest._DistTestBase
+    base._test_accumulate_gradients_no_sync = mock.patch.object(suite, "BACKEND", "gloo")(
+        base._test_accumulate_gradients_no_sync
+    )
+
+
+# ---- the test case
+
+
+def _check_groups(backend_class: type) -> None:
+    """All groups of this rank must really be served by the backend that is being tested."""
+    import torch
+    from torch.distributed.distributed_c10d import _ProcessGroupWrapper, _world
+
+    assert _world.pg_map, "there is no group"
+    for group in _world.pg_map:
+        backend = group._get_backend(torch.device("cpu"))
+        if type(backend) is _ProcessGroupWrapper:  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+            backend = backend.wrapped_pg
+        assert type(backend) is backend_class, f"the group is served by {type(backend)}"
+
+
+def _test_case(suite, backend_class: type) -> type[unittest.TestCase]:
+    from torch import multiprocessing
+
+    class TorchSuite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
+        def setUp(self):
+            super().setUp()
+            # Forked ranks have torch loaded already: tenths of a second instead of many seconds.
+            self._start_processes(multiprocessing.get_context("fork").Process)
+
+        @classmethod
+        def _run(cls, *args, **kwargs):
+            faulthandler.dump_traceback_later(BOUND_S + 5, exit=True)  # no rank is left behind
+            super()._run(*args, **kwargs)
+
+        def run_test(self, test_name, parent_pipe):
+            test = getattr(self, test_name)
+
+            def checked_test():
+                _check_groups(backend_class)
+                test()
+                _check_groups(backend_class)
+
+            setattr(self, test_name, checked_test)
+            super().run_test(test_name, parent_pipe)
+
+        def _check_return_codes(self, fn, elapsed_time):
+            super()._check_return_codes(fn, elapsed_time)  # looks at the code of rank 0 only
+            codes = [process.exitcode for process in self.processes]
+            assert not any(codes), f"exit codes of the ranks: {codes}"
+
+    return TorchSuite

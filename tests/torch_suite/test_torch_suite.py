@@ -1,0 +1,109 @@
+"""torch's own distributed suite on ccl, against what Gloo passes of it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+GLOO_PASSES_AS_SHIPPED = 94
+GLOO_RUNS_WIDENED = 127  # 123 pass, 4 fail
+BOUND_S = 480
+
+
+def read_list(name: str) -> dict[str, str]:
+    """The names in a list, each with the comment behind it."""
+    parts = [line.partition("#") for line in (FOLDER / name).read_text().splitlines()]
+    return {test.strip(): comment.strip() for test, _, comment in parts if test.strip()}
+
+
+def run_suite(directory: Path, *arguments: str) -> dict[str, dict]:
+    results, log = directory / "results.json", directory / "log"
+    command = [sys.executable, FOLDER / "run.py", "--json", results, *arguments]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        process.wait(BOUND_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the ranks too
+            process.wait()
+        lines = log.read_text().splitlines()
+        # pytest shows this only if a test fails.
+        print("\n".join(line for line in lines if "profiler_st" not in line))
+    return json.loads(results.read_text())["tests"]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("torch_suite")
+    return run_suite(directory, "--backend", "ccl", "--world-size", "4")
+
+
+@pytest.fixture(scope="module")
+def exceptions():
+    return read_list("exceptions.txt")
+
+
+# ---- what must hold of the results; each returns what is wrong
+
+
+def not_passed(results, names) -> list[str]:
+    """Skipped and unknown tests have not passed."""
+    outcomes = {name: results.get(name, {"outcome": "unknown"}) for name in names}
+    return [describe(n, result) for n, result in outcomes.items() if result["outcome"] != "pass"]
+
+
+def failed(results, names) -> list[str]:
+    return [describe(n, results[n]) for n in names if results[n]["outcome"] == "fail"]
+
+
+def describe(name: str, result: dict) -> str:
+    detail = result.get("traceback") or result.get("reason", "")
+    return f"{result['outcome']} {name}\n{detail}"
+
+
+def report(wrong: list[str]) -> str:
+    return f"{len(wrong)} tests\n" + "\n".join(wrong)
+
+
+# ---- the tests
+
+
+@pytest.mark.timeout(BOUND_S + 60)
+def test_ccl_passes_what_gloo_passes(results, exceptions):
+    names = read_list("gloo_passes.txt")
+    assert len(names) >= GLOO_PASSES_AS_SHIPPED
+    wrong = not_passed(results, names.keys() - exceptions.keys())
+    assert not wrong, report(wrong)
+
+
+@pytest.mark.timeout(BOUND_S + 60)
+def test_ccl_fails_nothing_that_a_cpu_backend_can_run(results, exceptions):
+    ran = [name for name, result in results.items() if result["outcome"] != "skip"]
+    assert len(ran) >= GLOO_RUNS_WIDENED
+    wrong = failed(results, set(ran) - exceptions.keys())
+    assert not wrong, report(wrong)
+
+
+@pytest.mark.timeout(BOUND_S + 60)
+def test_exceptions_are_few_and_still_needed(results, exceptions):
+    assert len(exceptions) <= 6
+    for name, comment in exceptions.items():
+        place, _, message = comment.partition(": ")
+        assert re.fullmatch(r"torch/\S+\.(py|hpp|cpp):\d+", place), f"{name}: where in torch?"
+        assert results[name]["outcome"] == "fail", f"{name} is no exception any more: remove it"
+        # Whatever else goes wrong in it is not excused.
+        assert message and message in results[name]["traceback"], describe(name, results[name])
+
+
+def test_skipped_and_unknown_tests_have_not_passed():
+    results = {"test_a": {"outcome": "pass"}, "test_b": {"outcome": "skip", "reason": "by name"}}
+    assert not_passed(results, ["test_a"]) == []
+    assert not_passed(results, ["test_b"]) == ["skip test_b\nby name"]
+    assert not_passed(results, ["test_c"]) == ["unknown test_c\n"]

@@ -1,0 +1,175 @@
+// docs/operations.md, made from the tables of the library.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "algorithms/registry.h"
+#include "base/op_kinds.h"
+#include "tccl/operation.h"
+#include "tccl/types.h"
+
+namespace tccl {
+namespace {
+
+// ---- the library's own tables
+
+std::string code(std::string_view text) { return "`" + std::string(text) + "`"; }
+
+template <class Enum>
+std::string joined(int count, bool (*included)(Enum)) {
+  std::string list;
+  for (int i = 0; i < count; ++i) {
+    const auto value = static_cast<Enum>(i);
+    if (included(value)) list += (list.empty() ? "" : ", ") + code(name_of(value));
+  }
+  return list;
+}
+
+std::string reductions_table() {
+  std::string head = "| element type | bytes |", line = "|---|---|", rows;
+  for (int r = 0; r < kReduceOpCount; ++r) {
+    head += " " + code(name_of(static_cast<ReduceOp>(r))) + " |";
+    line += "---|";
+  }
+  for (int d = 0; d < kDTypeCount; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    rows += "| " + code(name_of(dtype)) + " | " + std::to_string(size_of(dtype)) + " |";
+    for (int r = 0; r < kReduceOpCount; ++r)
+      rows += supports(dtype, static_cast<ReduceOp>(r)) ? " yes |" : " - |";
+    rows += "\n";
+  }
+  return head + "\n" + line + "\n" + rows;
+}
+
+std::string algorithms_of(Op op) {
+  if (is_point_to_point(op)) return "messages, outside of the order of collectives";
+  std::string list;
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.op != op) continue;
+    list += (list.empty() ? "" : "; ") + code(algorithm.name);
+    if (algorithm.from_bytes != 0)
+      list += " from " + std::to_string(algorithm.from_bytes >> 10) + " KiB";
+    list += std::string(": ") + algorithm.doc;
+  }
+  return list;
+}
+
+std::string operations_table() {
+  std::string table = "| operation | element types | reductions | root | algorithms |\n";
+  table += "|---|---|---|---|---|\n";
+  for (int i = 0; i < kOpCount; ++i) {
+    const auto op = static_cast<Op>(i);
+    const std::string types = op == Op::barrier ? "-" : is_point_to_point(op) ? "bytes" : "all";
+    table += "| " + code(name_of(op)) + " | " + types + " | " + (reduces(op) ? "as above" : "-") +
+             " | " + (has_root(op) ? "yes" : "-") + " | " + algorithms_of(op) + " |\n";
+  }
+  return table;
+}
+
+// ---- how torch.distributed reaches them
+
+struct TorchCall {
+  const char* call;    // a function of torch.distributed, with the case that is meant
+  const char* method;  // of the backend; the profiler shows it as pg::<method>
+  Op op;
+};
+
+// tests/binding/test_profiler.py makes each of these calls.
+constexpr TorchCall kTorchCalls[] = {
+    {"all_reduce", "allreduce", Op::allreduce},
+    {"all_reduce, sparse", "allreduce_sparse", Op::allgatherv},
+    {"all_reduce_coalesced", "allreduce_coalesced", Op::allreduce},
+    {"broadcast", "broadcast", Op::broadcast},
+    {"reduce", "reduce", Op::reduce},
+    {"all_gather", "allgather", Op::allgatherv},
+    {"all_gather_single", "_allgather_base", Op::allgather},
+    {"all_gather_into_tensor", "_allgather_base", Op::allgather},
+    {"all_gather_into_tensor, coalesced", "allgather_into_tensor_coalesced", Op::allgather},
+    {"all_gather_coalesced", "allgather_coalesced", Op::allgatherv},
+    {"gather", "gather", Op::gatherv},
+    {"scatter", "scatter", Op::scatterv},
+    {"reduce_scatter", "reduce_scatter", Op::reduce_scatterv},
+    {"reduce_scatter_single", "_reduce_scatter_base", Op::reduce_scatter},
+    {"reduce_scatter_tensor", "_reduce_scatter_base", Op::reduce_scatter},
+    {"reduce_scatter_tensor, coalesced", "reduce_scatter_tensor_coalesced", Op::reduce_scatter},
+    {"all_to_all", "alltoall", Op::alltoallv},
+    {"all_to_all_single", "alltoall_base", Op::alltoallv},
+    {"send", "send", Op::send},
+    {"isend", "send", Op::send},
+    {"recv", "recv", Op::recv},
+    {"irecv", "recv", Op::recv},
+    {"recv, from any", "recvAnysource", Op::recv},
+    {"barrier", "barrier", Op::barrier},
+};
+
+std::string torch_table() {
+  std::string table =
+      "| `torch.distributed` | method of the backend | operation |\n|---|---|---|\n";
+  for (const TorchCall& row : kTorchCalls) {
+    const std::string call = row.call;
+    const auto comma = call.find(',');
+    table += "| " + code(call.substr(0, comma)) +
+             (comma == std::string::npos ? "" : call.substr(comma)) + " | " + code(row.method) +
+             " | " + code(name_of(row.op)) + " |\n";
+  }
+  return table;
+}
+
+// ---- the page
+
+std::string page() {
+  return "# Operations\n\nWhat can be done with which element types. Made from the tables of the "
+         "library by `tests/unit/operations_test.cc`.\n\n"
+         "## Element types and reductions\n\n"
+         "This holds for every operation that reduces: " +
+         joined<Op>(kOpCount, reduces) + ". All others move every type.\n\n" + reductions_table() +
+         "\n"
+         "- Inputs are combined in the order of ranks, so every rank gets the same bits, in every "
+         "run.\n"
+         "- 16- and 8-bit floats are added in float32 and rounded once. Integers wrap.\n"
+         "- `min` and `max` propagate NaN. `bool`: `sum` and `max` are OR, `product` and `min` are "
+         "AND.\n"
+         "- `premul_sum` multiplies each rank's input by that rank's factor first.\n"
+         "- What is marked `-` has no meaning and is refused, before anything is sent, with a "
+         "`ValueError` that names the\n  operation, the rank and the group.\n\n"
+         "## Operations of the library\n\n" +
+         operations_table() +
+         "\nThose that end in `v` take a size per rank. Settings choose other algorithms: "
+         "[settings](settings.md).\n\n"
+         "## Calls of torch.distributed\n\n" +
+         torch_table() +
+         "\nA sparse `all_reduce` knows `sum` only. Tensors may be contiguous or not, empty, and "
+         "of "
+         "any shape; the sizes in a list\nmay differ from rank to rank. `batch_isend_irecv` and "
+         "the "
+         "calls on objects (`all_gather_object` and the like) are made of\nthese. "
+         "`torch_ccl.monitored_barrier` takes the place of `monitored_barrier`, which torch keeps "
+         "for Gloo.\n";
+}
+
+/// UPDATE_DOCS=1 writes the page instead of comparing it.
+TEST(Operations, DocumentationIsUpToDate) {
+  const std::string path = TCCL_SOURCE_DIR "/docs/operations.md";
+  if (::getenv("UPDATE_DOCS") != nullptr) std::ofstream(path) << page();
+  std::stringstream found;
+  found << std::ifstream(path).rdbuf();
+  EXPECT_EQ(found.str(), page()) << "run: UPDATE_DOCS=1 build/release/tests/operations_test";
+}
+
+TEST(Operations, EveryCollectiveHasAnAlgorithmForAllSizes) {
+  std::set<Op> served;
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.from_bytes == 0) served.insert(algorithm.op);
+  }
+  for (int i = 0; i < kOpCount; ++i) {
+    const auto op = static_cast<Op>(i);
+    EXPECT_EQ(served.contains(op), !is_point_to_point(op)) << name_of(op);
+  }
+}
+
+}  // namespace
+}  // namespace tccl

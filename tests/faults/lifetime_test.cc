@@ -209,6 +209,67 @@ TEST(ThreadsProcess, ManyStartsOnOneGroupNeedFewThreads) {
   ranks.expect_all_exit_cleanly();
 }
 
+TEST(ProgramProcess, NothingComesBetweenItsOperations) {
+  Ranks ranks(3, [](Rank& rank) {
+    const Comm comm = rank.join("world");
+    for (const bool inline_too : {false, true}) {
+      const std::uint32_t before = comm->next_sequence();
+      std::int64_t count = rank.rank + 1;
+      std::vector<std::int64_t> counts(3);
+      std::vector<std::int64_t> own(static_cast<std::size_t>(count), rank.rank);
+      std::vector<std::vector<std::int64_t>> all;
+      // The second operation needs what the first brought.
+      const tccl::Program program{"ragged gather", 2, [&](const tccl::Program::Run& run) {
+                                    run(tccl::allgather(&count, counts.data(), 1, DType::int64));
+                                    std::vector<tccl::Block> blocks;
+                                    for (const std::int64_t n : counts) {
+                                      auto& room =
+                                          all.emplace_back(static_cast<std::size_t>(n), -1);
+                                      blocks.push_back({room.data(), room.size()});
+                                    }
+                                    run(tccl::allgatherv(own.data(), blocks, DType::int64));
+                                  }};
+      float x = 1;
+      if (inline_too) {
+        comm->run(program, {});
+        comm->run(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
+      } else {
+        const Work first = comm->start(program, {});
+        const Work second = comm->start(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
+        check(comm->next_sequence() == before + 3, "every operation has its number");
+        second->wait();
+        first->wait();
+      }
+      check(x == 3, "the operation after it");
+      for (std::size_t r = 0; r < 3; ++r)
+        check(all[r] == std::vector<std::int64_t>(r + 1, static_cast<std::int64_t>(r)), "gathered");
+    }
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(ProgramProcess, ThatThrowsFailsTheGroupEverywhere) {
+  Ranks ranks(2, [](Rank& rank) {
+    const Comm comm = rank.join("world");
+    const auto body = [&](const tccl::Program::Run& run) {
+      run(tccl::barrier());
+      if (rank.rank == 0) throw std::runtime_error("out of luck");
+      run(tccl::barrier());
+    };
+    try {
+      comm->run(tccl::Program{"doomed", 2, body}, {});
+      check(false, "must fail");
+    } catch (const tccl::Error& error) {
+      check(rank.rank == 1 && error.code() == tccl::Errc::aborted, error.what());
+      check(std::string(error.what()).find("doomed") != std::string::npos, error.what());
+    } catch (const std::runtime_error& error) {
+      check(rank.rank == 0 && error.what() == std::string("out of luck"), error.what());
+    }
+    check(comm->error() != nullptr, "dead");
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
 TEST(WaitProcess, GivesUpInTimeAlsoBehindSlowerOperations) {
   Ranks ranks(2, [](Rank& rank) {
     const Comm comm = rank.join("world", 20s);

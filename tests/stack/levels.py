@@ -34,11 +34,7 @@ def _at_level(rank, size, level, store, check, args):
     dist.destroy_process_group()
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
     dist.set_debug_level_from_env()
-    backend = os.environ.get("TORCH_CCL_TEST_BACKEND", "ccl")
-    if backend == "ccl":
-        init_group(rank, size, store)
-    else:
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    init_group(rank, size, store)
     made = dist.group.WORLD._get_backend(torch.device("cpu"))
     wrapper = torch._C._distributed_c10d._ProcessGroupWrapper
     assert isinstance(made, wrapper) == (level == "DETAIL"), type(made)

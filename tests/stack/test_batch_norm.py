@@ -1,8 +1,9 @@
 """SyncBatchNorm on the CPU: what torch does with it, and the way out.
 
-In training torch refuses anything but GPUs before it communicates (torch 2.13,
-torch/nn/modules/batchnorm.py:845), so no backend can make it work. A model that was converted
-still evaluates; for training on CPUs the same statistics take one differentiable all-reduce.
+Torch refuses it in training, and in DDP, before it communicates (torch 2.13,
+torch/nn/modules/batchnorm.py:845 and torch/nn/parallel/distributed.py:2456), so no backend can make
+it work. A model that was converted still evaluates; for training on CPUs the same statistics take
+one differentiable all-reduce.
 """
 
 import pytest
@@ -24,18 +25,19 @@ def check_converted(rank: int, size: int) -> None:
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(seeded(convolution))
     assert isinstance(converted[1], nn.SyncBatchNorm)
     converted.load_state_dict(plain.state_dict())
-    model = DDP(converted)
     x = data(rank, 4, 3, 5, 5)
     with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on GPU"):
-        model(x)
+        converted(x)
+    with pytest.raises(ValueError, match="SyncBatchNorm layers only work with GPU modules"):
+        DDP(converted)
     y = torch.full((3,), rank + 1.0)
     dist.all_reduce(y)
     assert_equal(y, torch.full((3,), size * (size + 1) / 2), "the group afterwards")
 
     converted.load_state_dict(plain.state_dict())  # the refused call has counted a batch
     plain.eval()
-    model.eval()
-    assert_close(model(x), plain(x), "evaluation")
+    converted.eval()
+    assert_close(converted(x), plain(x), "evaluation")
     for sync, alone in zip(converted.buffers(), plain.buffers(), strict=True):
         assert_close(sync, alone, "running statistics")
 
@@ -72,7 +74,8 @@ def check_way_out(rank: int, size: int) -> None:
     whole = expected(torch.cat(batches))
     (whole.square().sum() / size).backward()  # DDP divides the sum of gradients
     net = seeded(synchronized)
-    output = DDP(net)(batches[rank])
+    model = DDP(net)
+    output = model(batches[rank])
     assert_close(output, whole.split([len(b) for b in batches])[rank], "output")
     output.square().sum().backward()
     for (name, p), q in zip(net.named_parameters(), expected.parameters(), strict=True):

@@ -45,7 +45,13 @@ def check_sampler(rank: int, size: int) -> None:
         for drop_last in (False, True):
             sampler = DistributedSampler(Squares(), shuffle=shuffle, seed=11, drop_last=drop_last)
             # A worker process is forked while the group exists: it must not disturb it.
-            loader = DataLoader(Squares(), batch_size=4, sampler=sampler, num_workers=1)
+            loader = DataLoader(
+                Squares(),
+                batch_size=4,
+                sampler=sampler,
+                num_workers=1,
+                multiprocessing_context="fork",
+            )
             for epoch in range(2):
                 sampler.set_epoch(epoch)
                 seen = everyones(delivered(loader), size)
@@ -55,7 +61,7 @@ def check_sampler(rank: int, size: int) -> None:
                 what = f"shuffle={shuffle} drop_last={drop_last} epoch={epoch}"
                 assert_equal(seen, [padded[r::size] for r in range(size)], what)
                 if not drop_last:
-                    assert set(sum(seen, [])) == set(range(LENGTH)), what
+                    assert set().union(*seen) == set(range(LENGTH)), what
 
 
 def test_sampler(on_ranks):

@@ -1,6 +1,7 @@
-"""ZeroRedundancyOptimizer: each rank keeps the state of its parameters and broadcasts the result."""
+"""ZeroRedundancyOptimizer: each rank keeps the state of some parameters and sends them."""
 
 import copy
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -8,7 +9,6 @@ from levels import assert_close, assert_equal, assert_same_model, bits, data, se
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -17,7 +17,7 @@ STEPS = 4
 
 def perceptron() -> nn.Module:
     widths = [12, 20, 16, 24, 3]
-    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     return nn.Sequential(*[nn.Sequential(layer, nn.Tanh()) for layer in layers])
 
 
@@ -25,15 +25,14 @@ def loss_of(net: nn.Module, rank: int, step: int) -> torch.Tensor:
     return net(data(rank, 5, 12, seed=step)).square().mean()
 
 
-def one_process(size: int, first_update: int = 0, batches=lambda rank: STEPS):
-    """Returns the model and the optimizer; `batches` says how many steps a rank takes part in."""
+def one_process(size: int, first_update: int = 0):
+    """Returns the model and its optimizer."""
     net = seeded(perceptron)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    for step in range(batches(size - 1)):
+    for step in range(STEPS):
         optimizer.zero_grad()
         for rank in range(size):
-            if step < batches(rank):
-                (loss_of(net, rank, step) / size).backward()
+            (loss_of(net, rank, step) / size).backward()
         if step >= first_update:
             optimizer.step()
     return net, optimizer
@@ -111,23 +110,3 @@ def check_overlap(rank: int, size: int) -> bytes:
 def test_overlap(on_ranks):
     weights = on_ranks(check_overlap)
     assert all(w == weights[0] for w in weights)
-
-
-def check_join(rank: int, size: int) -> None:
-    def batches(r: int) -> int:
-        return 2 + r
-
-    net = seeded(perceptron)
-    model = DDP(net, bucket_cap_mb=0.0005)
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
-    with Join([model, optimizer]):
-        for step in range(batches(rank)):
-            optimizer.zero_grad()
-            loss_of(model, rank, step).backward()
-            optimizer.step()
-    expected, _ = one_process(size, batches=batches)
-    assert_same_model(net.named_parameters(), expected.named_parameters(), "uneven inputs")
-
-
-def test_join_with_zero(on_ranks):
-    on_ranks(check_join)

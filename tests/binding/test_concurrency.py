@@ -1,0 +1,459 @@
+"""Things under way at the same time: nothing waits for what it does not need."""
+
+import functools
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks, run_script, started_ranks
+
+MEGABYTES_64 = 16 << 20  # elements of float32
+
+
+def everyone(size: int):
+    return dist.new_group(list(range(size)))
+
+
+def reduced(group, value: float, count: int = 1000, *, asynchronous: bool = True):
+    """An all_reduce of `value`s; the tensor and, if asynchronous, its handle."""
+    x = torch.full((count,), value)
+    return x, dist.all_reduce(x, group=group, async_op=asynchronous)
+
+
+def finish(x: torch.Tensor, work, expected: float) -> None:
+    work.wait()
+    assert x.eq(expected).all(), f"{x} instead of {expected}"
+
+
+# ---- messages and collectives
+
+
+def check_both_send_first(rank: int, size: int, asynchronous_first: bool) -> None:
+    peer = 1 - rank
+    out, into = torch.full((MEGABYTES_64,), rank + 1.0), torch.empty(MEGABYTES_64)
+    pending = [dist.isend(out, peer)]
+    if asynchronous_first:
+        pending.append(dist.irecv(into, peer))
+    else:
+        dist.recv(into, peer)
+    for work in pending:
+        work.wait()
+    assert into.eq(peer + 1).all()
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_both_send_64_megabytes_first(asynchronous):
+    run_ranks(2, check_both_send_first, asynchronous)
+
+
+def check_recv_before_collective(rank: int, size: int) -> None:
+    """Rank 0 has started a collective that rank 1 reaches only after rank 0's blocking recv."""
+    for count in (4, 1 << 20):
+        message = torch.full((count,), 7.0)
+        if rank == 0:
+            x, work = reduced(None, 1.0, count)
+            message.zero_()
+            dist.recv(message, src=1)
+            assert message.eq(7).all()
+        else:
+            time.sleep(0.2)
+            dist.send(message, dst=0)
+            x, work = reduced(None, 1.0, count)
+        finish(x, work, 2)
+
+
+def test_recv_before_collective():
+    run_ranks(2, check_recv_before_collective)
+
+
+def check_recv_after_collective(rank: int, size: int) -> None:
+    """Receives posted long before, collectives in between, sends last."""
+    into = [torch.zeros(50_000) for _ in range(4)]
+    received = [dist.irecv(x, src=1 - rank, tag=i) for i, x in enumerate(into)]
+    for _ in range(20):
+        x, _ = reduced(None, 1.0, asynchronous=False)
+        assert x.eq(2).all()
+    sent = [dist.isend(torch.full((50_000,), float(i)), dst=1 - rank, tag=i) for i in range(4)]
+    for i in (2, 0, 3, 1):
+        received[i].wait()
+        assert into[i].eq(i).all()
+    for work in sent:
+        work.wait()
+
+
+def test_messages_around_collectives():
+    run_ranks(2, check_recv_after_collective)
+
+
+def check_progress_without_waiting(rank: int, size: int) -> None:
+    """A large message arrives while its receiver does something else."""
+    x = torch.full((MEGABYTES_64,), 1.0 - rank)
+    if rank == 0:
+        dist.send(x, dst=1)  # ends although nobody waits on the other side
+        return
+    work = dist.irecv(x, src=0)
+    end = time.monotonic() + 30
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert work.is_completed() and x.eq(1).all()
+
+
+def test_progress_without_waiting():
+    run_ranks(2, check_progress_without_waiting)
+
+
+# ---- several groups
+
+
+def check_other_order(rank: int, size: int) -> None:
+    """Groups a and b are used in opposite orders, and waited for in opposite orders."""
+    a, b = everyone(size), everyone(size)
+    for count in (1, 1000, 300_000):
+        for _ in range(10):
+            order = [(a, 1.0), (b, 2.0)] if rank % 2 == 0 else [(b, 2.0), (a, 1.0)]
+            pending = [(*reduced(group, value, count), value) for group, value in order]
+            for x, work, value in pending if rank < 2 else reversed(pending):
+                finish(x, work, size * value)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_two_groups_in_different_order(size):
+    run_ranks(size, check_other_order)
+
+
+def check_blocked_in_another_group(rank: int, size: int) -> None:
+    """Rank 0 blocks in group a; rank 1 comes there only when rank 0 has done its part in b."""
+    a, b = everyone(size), everyone(size)
+    for count in (1, 1000, 1 << 20):
+        x, work = reduced(b, 1.0, count)
+        if rank == 0:
+            y, _ = reduced(a, 2.0, count, asynchronous=False)
+            finish(x, work, size)
+        else:
+            finish(x, work, size)
+            y, _ = reduced(a, 2.0, count, asynchronous=False)
+        assert y.eq(2 * size).all()
+
+
+def test_blocked_in_another_group():
+    run_ranks(2, check_blocked_in_another_group)
+
+
+def check_chain(rank: int, size: int) -> None:
+    """Each rank shares a group with the next; rank r is blocked until rank r + 1 comes."""
+    groups = [dist.new_group([r, r + 1]) for r in range(size - 1)]
+    for _ in range(20):
+        if rank + 1 < size:
+            later, work = reduced(groups[rank], 1.0)
+        if rank > 0:
+            earlier, _ = reduced(groups[rank - 1], 1.0, asynchronous=False)
+            assert earlier.eq(2).all()
+        if rank + 1 < size:
+            finish(later, work, 2)
+
+
+def test_chain_of_groups():
+    run_ranks(4, check_chain)
+
+
+# ---- several threads
+
+
+def in_threads(*functions) -> None:
+    """Runs them all at once; the first exception is the test's."""
+    wrong = []
+
+    def guarded(function):
+        try:
+            function()
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(f,)) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if wrong:
+        raise wrong[0]
+
+
+def check_threads(rank: int, size: int) -> None:
+    """A group per thread, and one thread that sends and receives in the group of another."""
+    groups = [everyone(size) for _ in range(3)]
+
+    def reduce_all(group):
+        for i in range(50):
+            x, _ = reduced(group, float(i), asynchronous=False)
+            assert x.eq(i * size).all()
+
+    def gather_all(group):
+        for i in range(50):
+            output = torch.empty(size, 100)
+            dist.all_gather_single(output, torch.full((1, 100), rank + 10.0 * i), group=group)
+            assert output[:, 0].tolist() == [r + 10.0 * i for r in range(size)]
+
+    def start_many(group):
+        pending = [reduced(group, float(i)) for i in range(50)]
+        for i, (x, work) in reversed(list(enumerate(pending))):
+            finish(x, work, i * size)
+
+    def send_around(group):
+        for i in range(50):
+            x, y = torch.full((20_000,), rank + 10.0 * i), torch.empty(20_000)
+            work = dist.isend(x, group_dst=(rank + 1) % size, group=group)
+            source = (rank - 1) % size
+            dist.recv(y, group_src=source, group=group)
+            work.wait()
+            assert y.eq(source + 10.0 * i).all()
+
+    in_threads(
+        lambda: reduce_all(groups[0]),
+        lambda: gather_all(groups[1]),
+        lambda: start_many(groups[2]),
+        lambda: send_around(groups[0]),
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_threads(size):
+    run_ranks(size, check_threads)
+
+
+def check_batches_of_threads(rank: int, size: int) -> None:
+    """A batch belongs to the thread that opened it."""
+    group, peer = everyone(size), 1 - rank
+
+    def batches():
+        for i in range(50):
+            x, y = torch.full((10,), float(i + rank)), torch.empty(10)
+            ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, peer)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            assert y.eq(i + peer).all()
+
+    def collectives():
+        for i in range(50):
+            x, _ = reduced(group, float(i), asynchronous=False)
+            assert x.eq(i * size).all()
+
+    in_threads(batches, collectives)
+
+
+def test_batches_of_threads():
+    run_ranks(2, check_batches_of_threads)
+
+
+# ---- batches that fail, messages to oneself
+
+
+def check_failed_batch(rank: int, size: int) -> None:
+    peer, x, y = 1 - rank, torch.full((4,), rank + 1.0), torch.zeros(4)
+    unfit = {
+        "sparse": dist.P2POp(dist.isend, torch.eye(2).to_sparse(), peer),
+        "expanded": dist.P2POp(dist.irecv, torch.ones(1).expand(4), peer),
+        "negative tag": dist.P2POp(dist.isend, x, peer, tag=-3),
+    }
+    for name, bad in unfit.items():
+        tag = 10 + len(name)
+        receive = dist.P2POp(dist.irecv, y, peer, tag=tag)
+        with pytest.raises((ValueError, NotImplementedError)):
+            dist.batch_isend_irecv([receive, bad])
+        # torch itself must not believe that it is still in the batch
+        z = torch.ones(3)
+        dist.all_reduce(z)
+        assert z.eq(size).all(), f"all_reduce after {name}: {z}"
+        # the receive that came first was started and goes on
+        dist.send(x, peer, tag=tag)
+        dist.barrier()
+        batch = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y.zero_(), peer)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        assert y.eq(peer + 1).all(), f"batch after {name}: {y}"
+
+
+def test_failed_batch_leaves_the_group_usable():
+    run_ranks(2, check_failed_batch)
+
+
+def check_send_to_self(rank: int, size: int) -> None:
+    group = dist.group.WORLD
+    for count in (0, 1, 1000, 1 << 20):
+        x = torch.full((count,), rank + 1.0)
+        y, z = torch.zeros(count), torch.zeros(count)
+        sent = group.send([x], rank, 3)
+        received = group.recv([y], rank, 3)
+        received.wait()
+        sent.wait()
+        batch = [dist.P2POp(dist.irecv, z, rank), dist.P2POp(dist.isend, x, rank)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        assert torch.equal(y, x) and torch.equal(z, x)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_send_to_self(size):
+    run_ranks(size, check_send_to_self)
+
+
+# ---- forked children
+
+
+def check_forked_child(rank: int, size: int) -> None:
+    """Rank 1 dies while its child lives: to the others it must be as dead as without one."""
+    child = torch.zeros(1, dtype=torch.int64)
+    dist.all_reduce(child)
+    if rank == 1:
+        child += os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    dist.broadcast(child, src=1)
+    if rank == 1:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        dist.all_reduce(torch.ones(4))
+    os.kill(int(child), signal.SIGKILL)  # fails if the child is not there any more
+
+
+def test_forked_child_does_not_hold_the_group_open():
+    with started_ranks(2, check_forked_child, bound_s=30) as ranks:
+        pass
+    assert not ranks[0].failure, ranks[0].failure
+    assert ranks[1].process.exitcode == -signal.SIGKILL
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i)])
+
+
+def check_loader(rank: int, size: int) -> None:
+    """Workers are forked while an operation is under way, and outlive the group."""
+    y, pending = torch.full((1000,), rank + 1.0), []
+    if rank == 0:
+        pending.append(dist.all_reduce(y, async_op=True))
+        pending.append(dist.irecv(torch.empty(10), src=1))
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=8, num_workers=2, persistent_workers=True
+    )
+    batches = iter(loader)
+    first = next(batches)
+    if rank == 1:
+        pending.append(dist.all_reduce(y, async_op=True))
+        pending.append(dist.isend(torch.ones(10), dst=0))
+    for work in pending:
+        work.wait()
+    assert y.eq(size * (size + 1) / 2).all()
+    total = first.sum()
+    for batch in batches:
+        dist.all_reduce(batch)
+        total += batch.sum() / size
+    assert total == sum(range(32))
+    dist.destroy_process_group()
+    assert sum(batch.sum() for batch in loader) == sum(range(32))
+
+
+def test_data_loader():
+    run_ranks(2, check_loader)
+
+
+# ---- the end of a process that does not say goodbye
+
+LAST_WORDS = {
+    "after a message": "dist.send(x, peer) if rank == 0 else dist.recv(y, peer)",
+    "after an exchange": """
+works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, peer)])
+for work in works: work.wait()
+""",
+    "message nobody receives": "work = dist.isend(x, peer) if rank == 0 else time.sleep(0.5)",
+    "small message nobody receives": "work = dist.isend(x[:4], peer) if rank == 0 else None",
+    "message nobody sends": "work = dist.irecv(y, peer) if rank == 0 else time.sleep(0.5)",
+    "message from anyone": "work = dist.irecv(y) if rank == 0 else time.sleep(0.5)",
+    "open batch": "dist.group.WORLD._start_coalescing(torch.device('cpu')); dist.all_reduce(x)",
+    "not waited for": """
+works = [dist.all_reduce(torch.ones(1 << 16), async_op=True) for _ in range(20)]
+works += [dist.reduce_scatter_single(torch.empty(8), torch.ones(16), async_op=True)]
+dist.barrier()
+""",
+    "several groups": """
+groups = [dist.new_group([0, 1]) for _ in range(3)]
+works = [dist.all_reduce(torch.ones(8), group=g, async_op=True) for g in groups]
+works[1].wait()
+dist.barrier()
+""",
+    "callback under way": """
+work = dist.all_reduce(x, async_op=True)
+work.get_future().then(lambda future: time.sleep(0.3))
+work.wait()
+""",
+    "thread that is blocked": """
+def blocked():
+    with contextlib.suppress(dist.DistBackendError):
+        dist.recv(y, peer)
+threading.Thread(target=blocked, daemon=True).start() if rank == 0 else None
+time.sleep(0.3)
+""",
+    "completion hook": """
+dist.group.WORLD._register_on_completion_hook(lambda info: None)
+dist.all_reduce(x)
+""",
+    "failed group": """
+try:
+    dist.all_reduce(x[:rank + 1])
+except dist.DistBackendError:
+    pass
+""",
+    "peer gone": "time.sleep(0.5) if rank == 0 else dist.isend(x[:4], peer)",
+}
+# One interpreter loads torch and forks two ranks for each of them; a rank's end is that of any
+# Python program, atexit and destructors included.
+LEAVE = """
+import contextlib, faulthandler, json, os, sys, threading, time
+import torch, torch.distributed as dist, torch_ccl
+
+def start(directory, rank, words):
+    pid = os.fork()
+    if pid:
+        return pid
+    faulthandler.dump_traceback_later(20, exit=True)
+    os.dup2(os.open(f"{directory}/{rank}", os.O_WRONLY | os.O_CREAT), 2)
+    dist.init_process_group(
+        "ccl", init_method=f"file://{directory}/store", rank=rank, world_size=2
+    )
+    names = {"rank": rank, "peer": 1 - rank, "x": torch.ones(1 << 18), "y": torch.empty(1 << 18)}
+    exec(words, globals() | names)
+    sys.exit(0)
+
+for i, words in enumerate(json.loads(sys.argv[1])):
+    directory = f"{sys.argv[2]}/{i}"
+    os.mkdir(directory)
+    pids = [start(directory, rank, words) for rank in (0, 1)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    errors = [open(f"{directory}/{rank}").read() for rank in (0, 1)]
+    print(json.dumps([codes, errors]), flush=True)
+"""
+
+
+@functools.cache
+def last_acts() -> dict[str, tuple[list[int], list[str]]]:
+    """Of each of LAST_WORDS: the ranks' exit codes, and what they said on stderr."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = run_script(LEAVE, json.dumps(list(LAST_WORDS.values())), directory)
+    return dict(zip(LAST_WORDS, map(json.loads, out.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("name", LAST_WORDS)
+def test_leaving_without_goodbye(name):
+    codes, errors = last_acts()[name]
+    assert codes == [0, 0] and errors == ["", ""], f"{codes}\n{errors[0]}\n{errors[1]}"

@@ -3,7 +3,7 @@
 #endif
 
 #include "kernels/reduce.h"
-#include "kernels/reduce_impl.h"
+#include "kernels/variants.h"
 
 namespace tccl::kernels {
 namespace {
@@ -36,7 +36,8 @@ class DefaultRounding {
 void reduce(void* destination, std::span<const void* const> sources, std::size_t count, DType dtype,
             ReduceOp op, std::span<const double> factors) {
   const DefaultRounding rounding;
-  reduce_baseline({destination, sources.data(), sources.size(), count, factors.data(), dtype, op});
+  best_variant().reduce(
+      {destination, sources.data(), sources.size(), count, factors.data(), dtype, op});
 }
 
 }  // namespace tccl::kernels

@@ -30,8 +30,6 @@ struct Job {
   ReduceOp op;
 };
 
-void reduce_baseline(const Job& job);
-
 namespace {  // NOLINT(google-build-namespaces): see above
 
 inline constexpr std::size_t kBlock = 512;

@@ -250,12 +250,23 @@ def all_gather_single(x: Exchange) -> None:
     )
 
 
-def gather(x: Exchange) -> None:
-    shape, root = x.case.shape, x.case.root
-    tensor = x.input("in", shape)
+def all_gather_single_in_place(x: Exchange) -> None:
+    """The input is this rank's part of the output."""
+    shape = (x.size, *x.case.shape)
+    own = [values[r] for r, values in enumerate(x.everyones("x", shape))]
+    output = x.changed("x", shape, torch.stack(own))
+    x.call(
+        lambda: dist.all_gather_single(output, output[x.rank], **x.how),
+        lambda to: to._allgather_base(output, output[x.rank], x.options("Allgather")),
+    )
+
+
+def gather_of(x: Exchange, shapes: list[tuple]) -> None:
+    root = x.case.root
+    tensor = x.input("in", shapes[x.rank])
     outputs = [
         x.output(f"out {r}", shape, x.values(r, "in", shape))
-        for r in range(x.size)
+        for r, shape in enumerate(shapes)
         if x.rank == root
     ]
     x.call(
@@ -266,16 +277,32 @@ def gather(x: Exchange) -> None:
     )
 
 
-def scatter(x: Exchange) -> None:
-    shape, root = x.case.shape, x.case.root
-    inputs = [x.input(f"in {r}", shape) for r in range(x.size) if x.rank == root]
-    tensor = x.output("out", shape, x.values(root, f"in {x.rank}", shape))
+def gather(x: Exchange) -> None:
+    gather_of(x, [x.case.shape] * x.size)
+
+
+def gather_uneven(x: Exchange) -> None:
+    gather_of(x, uneven_shapes(x, "all"))
+
+
+def scatter_of(x: Exchange, shapes: list[tuple]) -> None:
+    root, own = x.case.root, shapes[x.rank]
+    inputs = [x.input(f"in {r}", shape) for r, shape in enumerate(shapes) if x.rank == root]
+    tensor = x.output("out", own, x.values(root, f"in {x.rank}", own))
     x.call(
         lambda: dist.scatter(tensor, inputs or None, group_src=root, **x.how),
         lambda to: to.scatter(
             [tensor], [inputs] if inputs else [], x.options("Scatter", rootRank=root)
         ),
     )
+
+
+def scatter(x: Exchange) -> None:
+    scatter_of(x, [x.case.shape] * x.size)
+
+
+def scatter_uneven(x: Exchange) -> None:
+    scatter_of(x, uneven_shapes(x, "all"))
 
 
 def reduce_scatter_of(x: Exchange, shapes: list[tuple]) -> None:
@@ -308,6 +335,21 @@ def reduce_scatter_single(x: Exchange) -> None:
         lambda: x.choice("name", names)(output, tensor, x.op, **x.how),
         lambda to: to._reduce_scatter_base(
             output, tensor, x.options("ReduceScatter", reduceOp=x.op)
+        ),
+    )
+
+
+def reduce_scatter_single_in_place(x: Exchange) -> None:
+    """The output is this rank's part of the input, the rest of which stays as it is."""
+    shape = (x.size, *x.case.shape)
+    everyones = x.everyones("x", shape)
+    expected = everyones[x.rank].clone()
+    expected[x.rank] = x.reduced([values[x.rank] for values in everyones])
+    tensor = x.changed("x", shape, expected)
+    x.call(
+        lambda: dist.reduce_scatter_single(tensor[x.rank], tensor, x.op, **x.how),
+        lambda to: to._reduce_scatter_base(
+            tensor[x.rank], tensor, x.options("ReduceScatter", reduceOp=x.op)
         ),
     )
 
@@ -537,11 +579,15 @@ OPERATIONS = {
     "all_gather": Operation(all_gather, same_everywhere=True),
     "all_gather uneven": Operation(all_gather_uneven, same_everywhere=True),
     "all_gather_single": Operation(all_gather_single, same_everywhere=True),
+    "all_gather_single in place": Operation(all_gather_single_in_place, same_everywhere=True),
     "gather": Operation(gather),
+    "gather uneven": Operation(gather_uneven),
     "scatter": Operation(scatter),
+    "scatter uneven": Operation(scatter_uneven),
     "reduce_scatter": Operation(reduce_scatter, reduces=True),
     "reduce_scatter uneven": Operation(reduce_scatter_uneven, reduces=True),
     "reduce_scatter_single": Operation(reduce_scatter_single, reduces=True),
+    "reduce_scatter_single in place": Operation(reduce_scatter_single_in_place, reduces=True),
     "all_to_all": Operation(all_to_all),
     "all_to_all uneven": Operation(all_to_all_uneven),
     "all_to_all_single": Operation(all_to_all_single),

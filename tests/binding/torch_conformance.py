@@ -108,11 +108,10 @@ def conformance(
 def report(seed: int, counts: dict[int, int]) -> str:
     """What was run: how often each collective and dtype came, and ten cases."""
     chosen = [case for size, count in counts.items() for case in cases(seed, size, count)]
-    by_operation = Counter(case.operation for case in chosen)
-    by_dtype = Counter(str(case.dtype).removeprefix("torch.") for case in chosen)
+    found = Counter(case.operation for case in chosen) + Counter(case.dtype for case in chosen)
     sample = random.Random(seed).sample(chosen, k=10)
     lines = [f"{len(chosen)} cases through torch, seed {seed}, ranks: {counts}"]
-    lines += [", ".join(f"{name} {n}" for name, n in by.items()) for by in (by_operation, by_dtype)]
+    lines += [", ".join(f"{key} {found[key]}" for key in keys) for keys in (OPERATIONS, DTYPES)]
     lines += [f"  {case} {Exchange(case, 0, None).layouts}" for case in sample]
     return "\n".join(lines)
 

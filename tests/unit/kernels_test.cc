@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/float_formats.h"
+#include "kernels/variants.h"
 
 namespace tccl {
 namespace {
@@ -450,7 +451,8 @@ testing::AssertionResult same(DType dtype, const unsigned char* actual, const By
 
 class Kernels : public testing::TestWithParam<Case> {
  protected:
-  /// `body` gets random sources and the expected result for every number of sources and count.
+  /// `body` gets random sources and the expected result for every number of sources and count,
+  /// once for every variant that this CPU can run.
   template <typename Body>
   void for_each_input(Body body) {
     Random random(20240229);
@@ -461,15 +463,26 @@ class Kernels : public testing::TestWithParam<Case> {
         for (std::size_t s = 0; s < source_count; ++s) {
           sources.push_back(random_source(GetParam().dtype, count, random));
         }
-        body(sources, count, expected(GetParam(), sources, count, kFactors));
-        if (HasFatalFailure()) return;
+        const Bytes result = expected(GetParam(), sources, count, kFactors);
+        for (const kernels::Variant& variant : kernels::variants()) {
+          if (!variant.usable()) continue;
+          SCOPED_TRACE(variant.name);
+          variant_ = &variant;
+          std::vector<Bytes> copy = sources;
+          body(copy, count, result);
+          if (HasFatalFailure()) return;
+        }
       }
     }
   }
 
   static void run(void* destination, const std::vector<const void*>& sources, std::size_t count) {
-    kernels::reduce(destination, sources, count, GetParam().dtype, GetParam().op, kFactors);
+    variant_->reduce({destination, sources.data(), sources.size(), count, kFactors.data(),
+                      GetParam().dtype, GetParam().op});
   }
+
+ private:
+  static inline const kernels::Variant* variant_ = nullptr;
 };
 
 std::vector<const void*> pointers(const std::vector<Bytes>& sources) {
@@ -536,6 +549,16 @@ T reduce_pair(T a, T b, DType dtype, ReduceOp op, std::vector<double> factors = 
   T result;
   kernels::reduce(&result, sources, 1, dtype, op, factors);
   return result;
+}
+
+TEST(KernelVariants, TheBestUsableOneIsTaken) {
+  const kernels::Variant* last = nullptr;
+  for (const kernels::Variant& variant : kernels::variants()) {
+    std::printf("%s: %s\n", variant.name, variant.usable() ? "tested" : "not on this CPU");
+    if (variant.usable()) last = &variant;
+  }
+  EXPECT_TRUE(kernels::variants().front().usable());
+  EXPECT_EQ(&kernels::best_variant(), last);
 }
 
 TEST(KernelSemantics, MinAndMaxKeepTheEarlierOfEquals) {

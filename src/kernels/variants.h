@@ -1,0 +1,23 @@
+// The kernels once per instruction set, and which of them this CPU can run. All give the same bits.
+// Safe from any thread.
+#pragma once
+
+#include <span>
+
+#include "kernels/reduce_impl.h"
+
+namespace tccl::kernels {
+
+struct Variant {
+  const char* name;
+  bool (*usable)();  // on this CPU
+  void (*reduce)(const Job& job);
+};
+
+/// From the plainest to the best; the first is always usable.
+std::span<const Variant> variants();
+
+/// What reduce() uses: the last usable one.
+const Variant& best_variant();
+
+}  // namespace tccl::kernels

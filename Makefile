@@ -17,6 +17,8 @@ help:
 	@echo "make build      .venv with the package installed"
 	@echo "make lint       clang-format, clang-tidy, ruff"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
+	@echo "make soak       random operations for 5 minutes, checked"
+	@echo "make bench      against Gloo, with the goals"
 	@echo "make mutants    planted faults, each of which the tests must catch"
 	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
 	@echo "make clean      remove what was built (.venv stays)"
@@ -51,6 +53,12 @@ lint: build native
 
 sanitize: setup
 	tools/sanitize.sh $(ARGS)
+
+soak: build
+	$(VENV_PYTHON) tests/soak/soak.py --seconds 300 $(ARGS)
+
+bench: build
+	.venv/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)
 
 mutants: build native
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)

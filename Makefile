@@ -8,7 +8,7 @@ PYTEST := .venv/bin/pytest
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup build native demo test test-all lint sanitize mutants compat clean
+.PHONY: help setup build native demo test test-all lint sanitize mutants soak bench compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"

@@ -126,9 +126,9 @@ std::span<const tccl::ConstBlock> Call::keep(std::vector<tccl::ConstBlock> block
   return const_blocks_.emplace_back(std::move(blocks));
 }
 
-void Call::set_tensors(const Tensors& inputs, const Tensors& outputs) {
-  inputs_.insert(inputs_.end(), inputs.begin(), inputs.end());
-  outputs_.insert(outputs_.end(), outputs.begin(), outputs.end());
+void Call::set_tensors(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs) {
+  inputs_.append(inputs.begin(), inputs.end());
+  outputs_.append(outputs.begin(), outputs.end());
 }
 
 void Call::set_body(std::uint32_t operations, Body body, std::function<void()> finish) {

@@ -32,6 +32,7 @@
 namespace torch_ccl {
 
 using Tensors = std::vector<at::Tensor>;
+using FewTensors = c10::SmallVector<at::Tensor, 2>;  // most calls: no memory of its own
 
 /// What a method of the backend is called: in torch's enumeration, in the rows of its profiler that
 /// this backend adds (pg::allreduce), and in torch's own rows.
@@ -113,7 +114,7 @@ class Call {
   using Body = std::function<void(const tccl::Program::Run&)>;
   void set_body(std::uint32_t operations, Body body, std::function<void()> finish);
   /// For what the Work shows: its profiler rows, and its result.
-  void set_tensors(const Tensors& inputs, const Tensors& outputs);
+  void set_tensors(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
 
   [[nodiscard]] const Method& method() const noexcept { return *method_; }
   /// Null if the call is anything but one plain operation.
@@ -123,8 +124,8 @@ class Call {
   /// All that is to be done. `call` is kept alive by what this returns.
   static tccl::Program program(const std::shared_ptr<const Call>& call);
   [[nodiscard]] bool is_empty() const noexcept { return operations_.empty() && !body_; }
-  [[nodiscard]] const Tensors& inputs() const noexcept { return inputs_; }
-  [[nodiscard]] const Tensors& outputs() const noexcept { return outputs_; }
+  [[nodiscard]] const FewTensors& inputs() const noexcept { return inputs_; }
+  [[nodiscard]] const FewTensors& outputs() const noexcept { return outputs_; }
   /// To be called once the operations are complete: brings results to their tensors.
   void finish() const;
 
@@ -135,13 +136,13 @@ class Call {
 
   const Method* method_;
   GroupFacts* group_;
-  Tensors inputs_;
-  Tensors outputs_;
+  FewTensors inputs_;
+  FewTensors outputs_;
   c10::SmallVector<tccl::Operation, 1> operations_;
   std::vector<std::vector<tccl::Block>> blocks_;  // what the operations' spans refer to
   std::vector<std::vector<tccl::ConstBlock>> const_blocks_;
-  std::vector<at::Tensor> memory_;   // what is read and written
-  std::vector<at::Tensor> written_;  // those of them that are written
+  FewTensors memory_;   // what is read and written
+  FewTensors written_;  // those of them that are written
   std::vector<Copy> results_;
   Body body_;
   std::uint32_t body_operations_ = 0;

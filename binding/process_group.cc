@@ -161,7 +161,7 @@ void ProcessGroupCCL::add_allreduce(Call& call, const at::Tensor& tensor,
   const tccl::Reduction reduction = call.reduction(op, tensor);
   void* data = call.writable(tensor, Call::with_contents);
   call.add(tccl::allreduce(data, data, count_of(tensor), tccl_dtype(tensor), reduction));
-  call.set_tensors({tensor}, {tensor});
+  call.set_tensors(tensor, tensor);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
@@ -185,7 +185,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
   Call call(kAllreduceSparse, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   add_sparse_allreduce(call, facts_, tensor, options.reduceOp);
-  call.set_tensors({tensor}, {tensor});
+  call.set_tensors(tensor, tensor);
   return launch(std::move(call), options);
 }
 
@@ -241,7 +241,7 @@ void ProcessGroupCCL::add_reduce_scatter(Call& call, const at::Tensor& output,
   void* out = call.writable(output, Call::without_contents);
   const void* in = call.readable_apart(input);
   call.add(tccl::reduce_scatter(in, out, count_of(output), tccl_dtype(output), reduction));
-  call.set_tensors({input}, {output});
+  call.set_tensors(input, output);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
@@ -290,7 +290,7 @@ void ProcessGroupCCL::add_allgatherv(Call& call, const Tensors& outputs, const a
   for (const at::Tensor& tensor : outputs) blocks.push_back(call.output_block(tensor));
   const void* in = call.readable_apart(input, blocks[static_cast<std::size_t>(getRank())].data);
   call.add(tccl::allgatherv(in, call.keep(std::move(blocks)), tccl_dtype(input)));
-  call.set_tensors({input}, outputs);
+  call.set_tensors(input, outputs);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -325,7 +325,7 @@ void ProcessGroupCCL::add_allgather(Call& call, const at::Tensor& output, const 
   auto* out = static_cast<char*>(call.writable(output, Call::without_contents));
   const void* in = call.readable_apart(input, out + input.nbytes() * getRank());
   call.add(tccl::allgather(in, out, count_of(input), tccl_dtype(input)));
-  call.set_tensors({input}, {output});
+  call.set_tensors(input, output);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -451,7 +451,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
   call.add(tccl::alltoallv(call.keep(blocks_at<tccl::ConstBlock>(in, in_counts, element_bytes)),
                            call.keep(blocks_at<tccl::Block>(out, out_counts, element_bytes)),
                            tccl_dtype(input)));
-  call.set_tensors({input}, {output});
+  call.set_tensors(input, output);
   return launch(std::move(call), options);
 }
 

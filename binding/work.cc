@@ -10,7 +10,7 @@
 namespace torch_ccl {
 namespace {
 
-int64_t elements_in(const std::vector<at::Tensor>& tensors) {
+int64_t elements_in(const FewTensors& tensors) {
   int64_t elements = 0;
   for (const at::Tensor& tensor : tensors) elements += tensor.numel();
   return elements;
@@ -19,6 +19,12 @@ int64_t elements_in(const std::vector<at::Tensor>& tensors) {
 // A call that reads nothing, such as recv, is measured by what it writes.
 int64_t elements_of(const Call& call) {
   return elements_in(call.inputs().empty() ? call.outputs() : call.inputs());
+}
+
+// The base class looks at them only for a profiler.
+std::optional<std::vector<at::Tensor>> tensors_for_profiler(const Call& call) {
+  if (!at::hasCallbacks()) return std::nullopt;
+  return std::vector<at::Tensor>(call.inputs().begin(), call.inputs().end());
 }
 
 c10d::WorkResult result_of(const std::exception_ptr& error) {
@@ -30,7 +36,7 @@ c10d::WorkResult result_of(const std::exception_ptr& error) {
 
 WorkCCL::WorkCCL(const Call& call, uint64_t sequence,
                  std::shared_ptr<tccl::Communicator> communicator, std::shared_ptr<Ledger> ledger)
-    : Work(-1, call.method().type, call.method().title, call.inputs()),
+    : Work(-1, call.method().type, call.method().title, tensors_for_profiler(call)),
       method_(call.method()),
       outputs_(call.outputs()),
       elements_(elements_of(call)),
@@ -183,7 +189,7 @@ void WorkCCL::mark(c10::ivalue::Future& future) const {
   if (exception_) {
     future.setError(exception_);
   } else {
-    future.markCompleted(c10::IValue(outputs_));
+    future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
   }
 }
 

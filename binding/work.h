@@ -37,7 +37,7 @@ class WorkCCL final : public c10d::Work {
   void synchronize() override { wait(kNoTimeout); }
   /// The group is aborted with it: a collective cannot be taken back on one rank alone.
   void abort() override;
-  std::vector<at::Tensor> result() override { return outputs_; }
+  std::vector<at::Tensor> result() override { return {outputs_.begin(), outputs_.end()}; }
   int sourceRank() const override;
   /// A Future of type List[Tensor] that holds the outputs.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -57,7 +57,7 @@ class WorkCCL final : public c10d::Work {
   void call_hook() const noexcept;
 
   const Method& method_;
-  const std::vector<at::Tensor> outputs_;
+  const FewTensors outputs_;
   const int64_t elements_;  // for the profiler
   const uint64_t sequence_;
   const std::weak_ptr<tccl::Communicator> communicator_;

@@ -7,6 +7,7 @@ verify() are separate steps, so that several can be under way together.
 
 import contextlib
 import random
+import time
 import zlib
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from torch_layouts import Placed, layouts_of, room, showable
 from torch_reference import KINDS, reduce_op, reduced, values_of
 
 CPU = torch.device("cpu")
+POLL_BOUND_S = 50
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,21 @@ class Case:
         return f"{self.seed}: {what} {self.shape} {how} root {self.root} {self.flavour}"
 
 
+def poll(work) -> None:
+    """Whoever only asks sees the end, too, and then the results are there."""
+    end = time.monotonic() + POLL_BOUND_S
+    while not work.is_completed():
+        assert time.monotonic() < end, "does not end unless it is waited for"
+        time.sleep(0.0001)
+
+
+WAYS_TO_WAIT = {
+    "wait": lambda work: work.wait(),
+    "poll": poll,
+    "future": lambda work: work.get_future().wait(),
+}
+
+
 class Exchange:
     def __init__(self, case: Case, rank: int, group):
         self.case, self.rank, self.group = case, rank, group
@@ -58,9 +75,10 @@ class Exchange:
 
     def wait(self) -> None:
         """A call that was not asked to be asynchronous has completed when it returns."""
+        wait = WAYS_TO_WAIT[self.choice(f"way to wait {self.rank}", list(WAYS_TO_WAIT))]
         for work in self._works:
             if work is not None and self.asynchronous:
-                work.wait()
+                wait(work)
             assert work is None or work.is_completed(), "returned before it was complete"
 
     def verify(self) -> int:
@@ -471,11 +489,15 @@ def recv_any_source(x: Exchange) -> None:
 def batch_send_recv(x: Exchange) -> None:
     outgoing, to, incoming, source = ring(x)
     more = {"group": x.group, "tag": x.case.tag}
-    batch = [
-        dist.P2POp(dist.isend, outgoing, group_peer=to, **more),
-        dist.P2POp(dist.irecv, incoming, group_peer=source, **more),
-    ]
-    x.call(lambda: waited(x, *dist.batch_isend_irecv(batch)), None)
+
+    def function():
+        batch = [
+            dist.P2POp(dist.isend, outgoing, group_peer=to, **more),
+            dist.P2POp(dist.irecv, incoming, group_peer=source, **more),
+        ]
+        return waited(x, *dist.batch_isend_irecv(batch))
+
+    x.call(function, None)
 
 
 # ---- several at once

@@ -5,6 +5,7 @@ python tests/binding/torch_conformance.py --ranks 3 --seed 7 --only 117      one
 """
 
 import argparse
+import itertools
 import random
 import sys
 import warnings
@@ -24,14 +25,28 @@ LARGE_SHARE = 0.02
 MAX_FAILURES = 20
 
 
-def combinations() -> list[tuple]:
+def combinations_by_operation() -> dict[str, list[tuple]]:
     """Every collective with every dtype and every reduction that means something for it."""
-    return [
-        (operation, dtype, reduction)
+    return {
+        operation: [
+            (operation, dtype, reduction)
+            for dtype in DTYPES
+            for reduction in (reductions_of(dtype) if row.reduces else [None])
+        ]
         for operation, row in OPERATIONS.items()
-        for dtype in DTYPES
-        for reduction in (reductions_of(dtype) if row.reduces else [None])
-    ]
+    }
+
+
+COMBINATIONS = combinations_by_operation()
+
+
+def combinations() -> list[tuple]:
+    return list(itertools.chain.from_iterable(COMBINATIONS.values()))
+
+
+def any_combination(rng: random.Random) -> tuple:
+    """Every collective is as likely as any other, however many reductions it knows."""
+    return rng.choice(COMBINATIONS[rng.choice(list(COMBINATIONS))])
 
 
 def draw(rng: random.Random, seed: str, size: int, combination: tuple, tag: int = 0) -> Case:
@@ -49,15 +64,10 @@ def draw(rng: random.Random, seed: str, size: int, combination: tuple, tag: int 
 
 
 def cases(seed: int, size: int, count: int) -> list[Case]:
-    """All combinations in random order; then every collective as often as any other."""
+    """All combinations in random order; then any."""
     rng = random.Random(f"{seed}/{size}")
-    table = combinations()
-    by_operation: dict[str, list[tuple]] = {}
-    for combination in table:
-        by_operation.setdefault(combination[0], []).append(combination)
-    drawn = rng.sample(table, k=len(table))
-    while len(drawn) < count:
-        drawn.append(rng.choice(by_operation[rng.choice(list(by_operation))]))
+    drawn = rng.sample(combinations(), k=len(combinations()))
+    drawn += [any_combination(rng) for _ in range(count - len(drawn))]
     return [
         draw(rng, f"{seed}/{size}/{i}", size, combination)
         for i, combination in enumerate(drawn[:count])

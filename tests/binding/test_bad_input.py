@@ -189,26 +189,26 @@ def check_usable(group, size: int) -> None:
     assert x.eq(size).all()
 
 
+def check_rows(rows: dict, group, name: str) -> list[str]:
+    backend = group._get_backend(CPU)
+    return [
+        check_refused(backend, name, functools.partial(call, backend, backend.size()), argument)
+        for call, argument in rows.values()
+    ]
+
+
 def check_table(rank: int, size: int, name: str) -> None:
     """On the world and on a smaller group, and on one rank only: nobody else must notice."""
-    part = dist.new_group([0, 1])
-    for group, label in ((dist.group.WORLD, "world"), (part, None)):
-        if group is None or group is dist.GroupMember.NON_GROUP_MEMBER:
-            continue
-        backend = group._get_backend(CPU)
-        for refused, (call, argument) in TABLES[name].items():
-            label = label or group.group_name
-            message = check_refused(
-                backend, label, lambda c=call, b=backend: c(b, b.size()), argument
-            )
-            if name == "root":
-                assert "unexpected rank" in message, f"{refused}: {message}"
-        check_usable(group, group.size())
+    world, part = dist.group.WORLD, dist.new_group([0, 1])
+    messages = check_rows(TABLES[name], world, "world")
+    if rank in (0, 1):
+        messages += check_rows(TABLES[name], part, part.group_name)
+        check_usable(part, 2)
     if rank == 0:
-        for call, argument in TABLES[name].values():
-            backend = dist.group.WORLD._get_backend(CPU)
-            check_refused(backend, "world", lambda c=call, b=backend: c(b, size), argument)
-    check_usable(None, size)
+        check_rows(TABLES[name], world, "world")
+    check_usable(world, size)
+    if name == "root":
+        assert all("unexpected rank" in message for message in messages), messages
 
 
 TABLES = {"root": WRONG_ROOT, "size": WRONG_SIZE, "dtype": OTHER_DTYPE, "dense": NOT_DENSE}
@@ -318,6 +318,14 @@ def reduce_scatter(count=4, op="SUM"):
     )
 
 
+def reduce_scatter_of(counts):
+    def call(g, how):
+        inputs = [torch.ones(count) for count in counts]
+        return dist.reduce_scatter(torch.ones(counts[g.rank()]), inputs, group=g, **how)
+
+    return call
+
+
 def all_to_all(count=4):
     """`count` elements for everyone; four are expected from everyone."""
     return lambda g, how: dist.all_to_all(
@@ -371,6 +379,7 @@ DISAGREEMENTS = {
     "what gather collects": (gather(0, 4), gather(0, 5), ["20", "16"]),
     "what scatter hands out": (scatter(0, 4), scatter(0, 5), ["16", "20"]),
     "uneven all_gather": (all_gather([1, 2, 3]), all_gather([2, 2, 3]), []),
+    "uneven reduce_scatter": (reduce_scatter_of([1, 2, 3]), reduce_scatter_of([2, 2, 3]), []),
     "uneven all_to_all": (all_to_all(4), all_to_all(5), ["20 bytes", "16"]),
     "number of coalesced tensors": (coalesced(2), coalesced(3), []),
 }

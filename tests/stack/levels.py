@@ -4,9 +4,11 @@ At DETAIL torch wraps the group: before each collective the ranks compare what t
 over a Gloo group beside ours. DDP, too, checks and logs more.
 """
 
+import importlib
 import multiprocessing
 import os
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -26,6 +28,10 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "torch.distributed.tensor.parallel",
     ]
 )
+
+with warnings.catch_warnings():  # 67 times that torch.jit, which it uses, is deprecated
+    warnings.simplefilter("ignore")
+    importlib.import_module("torch.distributed.optim")
 
 
 def _at_level(rank, size, level, store, check, args):

@@ -100,6 +100,7 @@ def check_load(rank: int, size: int, directory: str, weights: dict) -> None:
     step(model, optimizer, rank)  # what was loaded can be trained
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["save", "async_save"])
 def test_checkpoint(on_ranks, level, tmp_path, asynchronous):
     """Written by 2 ranks and read by 4, and the other way round, and by one process alone."""

@@ -299,6 +299,10 @@ def test_compression(on_ranks):
 def check_power_sgd(rank: int, size: int) -> bytes:
     """One row per rank: the mean gradient has at most `size` singular values, and 4 are kept.
 
+    One bucket: the hook starts collectives in callbacks. With several buckets their order would
+    differ between ranks wherever callbacks run in the background, Gloo included
+    (torch 2.13, ddp_comm_hooks/powerSGD_hook.py:585).
+
     Not batched_powerSGD_hook: its matrices are flat where _orthogonalize wants a batch of them
     (torch 2.13, ddp_comm_hooks/powerSGD_hook.py:808 and :25).
     """

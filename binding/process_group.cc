@@ -266,10 +266,12 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::broadcast(Tensors& tensors,
                                                     const c10d::BroadcastOptions& options) {
   Call call(kBroadcast, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
-  call.check_output(tensor, "tensor");
   call.check_rank(options.rootRank, "root");
   const auto root = static_cast<int>(options.rootRank);
-  void* data = call.writable(tensor, Call::Contents(root == getRank()));
+  const bool is_root = root == getRank();
+  is_root ? call.check_input(tensor, "tensor") : call.check_output(tensor, "tensor");
+  void* data = is_root ? const_cast<void*>(call.readable(tensor))  // the root's is only read
+                       : call.writable(tensor, Call::without_contents);
   call.add(tccl::broadcast(data, count_of(tensor), tccl_dtype(tensor), root));
   call.set_tensors(tensors, tensors);
   return launch(std::move(call), options);

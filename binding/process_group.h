@@ -88,7 +88,10 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   // ---- batches of calls that torch sees as one Work
 
-  bool supportsCoalescing() const override { return true; }
+  /// Batches work, but batch_isend_irecv must not use them: if a call in one throws, torch 2.13
+  /// keeps its own note that a batch is open, and from then on all_reduce on that group does
+  /// nothing.
+  bool supportsCoalescing() const override { return false; }
   void startCoalescing() override { facts_.batches.begin(); }
   WorkPtr endCoalescing() override;
 

@@ -75,7 +75,6 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
 }
 
 void WorkCCL::complete(const std::exception_ptr& error) noexcept {
-  FuturePtr future;
   FuturePtr future_result;
   std::shared_ptr<tccl::Work> finished;  // let go of outside the lock
   {
@@ -83,19 +82,13 @@ void WorkCCL::complete(const std::exception_ptr& error) noexcept {
     exception_ = error;
     outcome_known_ = true;
     finished_ = std::chrono::steady_clock::now();
-    future = future_;
     future_result = future_result_;
     finished = std::move(operation_);
     if (finished) source_ = finished->source();
   }
   cv_.notify_all();
-  try {
-    if (future) mark(*future);
-    if (future_result) mark_result(*future_result);
-  } catch (const std::exception& e) {  // from a callback; the operation itself is fine
-    TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
-  }
-  finish(error);  // whoever sees the base class's completion finds the Futures marked
+  finish(error);
+  if (future_result) mark_result(*future_result);
   call_hook();
   ledger_->end();
 }
@@ -165,14 +158,22 @@ float WorkCCL::getDuration() const {
   return std::chrono::duration<float, std::milli>(finished_ - started_).count();
 }
 
+// Its callbacks may start collectives (DDP's communication hooks do), while the caller starts
+// others: on_done_in_order() gives them the place of this call.
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
-  const std::lock_guard lock(mutex_);
-  if (!future_) {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-    if (outcome_known_) mark(*future);  // nobody else has it yet, so no callback runs here
-    future_ = std::move(future);
+  std::unique_lock lock(mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+  const auto future = future_;
+  const auto operation = operation_;
+  lock.unlock();
+  if (operation) {
+    operation->on_done_in_order(
+        [work = c10::intrusive_ptr<WorkCCL>::reclaim_copy(this), future] { work->mark(*future); });
+  } else {
+    mark(*future);
   }
-  return future_;
+  return future;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFutureResult() {
@@ -185,11 +186,19 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFutureResult() {
   return future_result_;
 }
 
-void WorkCCL::mark(c10::ivalue::Future& future) const {
-  if (exception_) {
-    future.setError(exception_);
-  } else {
-    future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
+void WorkCCL::mark(c10::ivalue::Future& future) {
+  {
+    std::unique_lock lock(mutex_);  // the results may still be on their way to the tensors
+    cv_.wait(lock, [this] { return outcome_known_; });
+  }
+  try {
+    if (exception_) {
+      future.setError(exception_);
+    } else {
+      future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
+    }
+  } catch (const std::exception& e) {  // from a callback; the operation itself is fine
+    TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
   }
 }
 

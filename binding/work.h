@@ -2,8 +2,8 @@
 //
 // A call that ran inline hands out a WorkCCL that is complete; an asynchronous one hands out one
 // that follows a tccl::Work. In both cases the steps at the end are: the outputs hold the result,
-// the Work knows its outcome, its Future (if anyone asked for it) is marked, callbacks run, the
-// group's completion hook runs. Thread safety: every method may be called from any thread.
+// the Work knows its outcome, the group's completion hook runs; then its Future (if anyone asked
+// for it) is marked, and callbacks run. Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <chrono>
@@ -52,7 +52,7 @@ class WorkCCL final : public c10d::Work {
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
   void await(tccl::Work& operation, std::chrono::milliseconds timeout);
-  void mark(c10::ivalue::Future& future) const;
+  void mark(c10::ivalue::Future& future);
   void mark_result(c10::ivalue::Future& future) const;
   void call_hook() const noexcept;
 

@@ -55,6 +55,12 @@ class TCCL_API Work {
   /// Runs `callback` once the operation is complete: at once if it is already, else on the thread
   /// that completes it, with no lock held, so that it may start or run further operations.
   virtual void on_done(std::function<void()> callback) = 0;
+  /// The same for a callback that issues collectives on the same communicator: they take the place
+  /// in its order at which this was called, whenever the callback runs, so that it is the same on
+  /// all ranks. What was issued later does not begin before the callback has returned; so the
+  /// callback may wait() for that, but not for another thread that does. For messages, which have
+  /// no order among collectives, it is on_done().
+  virtual void on_done_in_order(std::function<void()> callback) = 0;
   /// The rank a completed recv came from.
   [[nodiscard]] virtual int source() const noexcept = 0;
 };

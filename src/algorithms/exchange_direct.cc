@@ -76,11 +76,11 @@ void write_own_sizes(const Board& board, const Call& call, SizePair* sizes) {
     };
 }
 
-void check_pair(const Call& call, int from, int to, std::uint64_t sent, std::uint64_t expected) {
+void check_pair(const Board& board, int from, int to, std::uint64_t sent, std::uint64_t expected) {
   if (sent == expected) return;
   throw Error(Errc::mismatch,
               formatted("{}: rank {} sends {} bytes to rank {}, which expects {}",
-                        name_of(call.operation().op), from, sent, to, expected),
+                        board.operation(), from, sent, to, expected),
               {from, to});
 }
 
@@ -97,7 +97,7 @@ Traffic exchange_sizes(Board& board, const Call& call) {
   for (int from = 0; from < board.size(); ++from)
     for (int to = 0; to < board.size(); ++to) {
       traffic.at(from, to) = sizes[static_cast<std::size_t>(from)][to].sent;
-      check_pair(call, from, to, traffic.at(from, to),
+      check_pair(board, from, to, traffic.at(from, to),
                  sizes[static_cast<std::size_t>(to)][from].expected);
     }
   return traffic;

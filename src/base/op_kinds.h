@@ -13,6 +13,15 @@ constexpr bool has_root(Op op) {
   return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter ||
          op == Op::gatherv || op == Op::scatterv;
 }
+/// The v-forms whose ranks know different counts: those are compared pair by pair, not in the
+/// record.
+constexpr bool counts_are_private(Op op) {
+  return op == Op::gatherv || op == Op::scatterv || op == Op::alltoallv;
+}
+/// The v-forms for which every rank passes the same counts.
+constexpr bool counts_are_shared(Op op) {
+  return op == Op::allgatherv || op == Op::reduce_scatterv;
+}
 constexpr bool is_point_to_point(Op op) { return op == Op::send || op == Op::recv; }
 
 }  // namespace tccl

@@ -31,19 +31,14 @@ std::uint64_t hash_of_counts(const Operation& o) {
   return hash == 1 ? 0 : hash;
 }
 
-/// The v-forms whose ranks know different counts compare them pair by pair, not in the record.
-bool counts_are_private(Op op) {
-  return op == Op::gatherv || op == Op::scatterv || op == Op::alltoallv;
-}
-
-/// The size by which an algorithm is chosen: the same on all ranks.
-std::size_t shared_bytes(const Operation& o) {
-  std::size_t count = counts_are_private(o.op) ? 0 : o.count;
+/// Elements as all ranks count them; of the v-forms with shared counts, those of all ranks.
+std::size_t shared_count(const Operation& o) {
+  std::size_t count = counts_are_private(o.op) || counts_are_shared(o.op) ? 0 : o.count;
   if (o.op == Op::allgatherv)
     for (const Block& block : o.out_blocks) count += block.count;
   if (o.op == Op::reduce_scatterv)
     for (const ConstBlock& block : o.in_blocks) count += block.count;
-  return count * size_of(o.dtype);
+  return count;
 }
 
 }  // namespace
@@ -167,7 +162,7 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
   record.factor = operation.reduction.factor;
   record.algorithm = index_of(chosen);
   record.root = operation.root;
-  record.count = counts_are_private(operation.op) ? 0 : operation.count;
+  record.count = shared_count(operation);
   record.counts_hash = hash_of_counts(operation);
   return record;
 }
@@ -175,7 +170,8 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
 void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout) {
   if (group_->failed()) throw group_->failure();
   const Call call(operation);
-  const Algorithm& chosen = context_->algorithms().choose(operation.op, shared_bytes(operation));
+  const Algorithm& chosen = context_->algorithms().choose(
+      operation.op, shared_count(operation) * size_of(operation.dtype));
   try {
     board_->begin(record_of(operation, chosen), deadline_after(timeout), timeout);
     chosen.run(*board_, call);

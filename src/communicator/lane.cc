@@ -1,5 +1,6 @@
 #include "communicator/lane.h"
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -25,6 +26,48 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Lane> lane, Program program,
 
 void CollectiveWork::execute(LaneExecutor& executor) const {
   program_ ? executor.execute(*program_, timeout()) : executor.execute(operation_, timeout());
+}
+
+/// While it exists, the thread runs a callback whose gate stands in the queue of `lane`. Scopes of
+/// one thread are nested: a callback may wait, and thereby run other operations.
+class Lane::CallbackScope {
+ public:
+  CallbackScope(Lane& lane, Queue::iterator gate) : lane_(lane), gate_(gate), outer_(innermost_) {
+    innermost_ = this;
+  }
+  ~CallbackScope() {
+    innermost_ = outer_;
+    const std::lock_guard lock(lane_.mutex_);
+    lift();
+    if (!lane_.taken_ && lane_.next_is_ready()) lane_.call_driver_locked();
+  }
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+
+  static CallbackScope* innermost() { return innermost_; }
+  [[nodiscard]] CallbackScope* outer() const { return outer_; }
+  [[nodiscard]] bool stands_in(const Lane& lane) const { return &lane_ == &lane && !lifted_; }
+  [[nodiscard]] Queue::iterator gate() const { return gate_; }
+  /// Under the lane's lock.
+  void lift() {
+    if (!std::exchange(lifted_, true)) lane_.queue_.erase(gate_);
+  }
+
+ private:
+  static thread_local CallbackScope* innermost_;
+  Lane& lane_;
+  Queue::iterator gate_;
+  bool lifted_ = false;
+  CallbackScope* outer_;
+};
+
+thread_local Lane::CallbackScope* Lane::CallbackScope::innermost_ = nullptr;
+
+void CollectiveWork::on_done_in_order(std::function<void()> callback) {
+  on_done([lane = lane_, gate = lane_->add_gate(), callback = std::move(callback)] {
+    const Lane::CallbackScope scope(*lane, gate);
+    callback();
+  });
 }
 
 void CollectiveWork::help_until_done(Deadline deadline) { lane_->help(*this, deadline); }
@@ -56,11 +99,12 @@ std::shared_ptr<CollectiveWork> Lane::start(const Entry& entry, Communicator::Ca
   auto work = std::make_shared<CollectiveWork>(shared_from_this(), entry, std::move(options));
   const std::lock_guard lock(mutex_);
   require_open();
-  queue_.push_back(work);
+  const CallbackScope* scope = own_scope();
+  queue_.insert(scope ? scope->gate() : queue_.end(), work);
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   // Even if the caller will wait at once: it may not, and the peers need this rank. Whoever has
   // taken the lane looks at the queue, or calls a driver, when it is done.
-  if (!taken_ && !watched_) call_driver_locked();
+  if (!taken_ && !watched_ && next_is_ready()) call_driver_locked();
   return work;
 }
 
@@ -69,9 +113,48 @@ template void Lane::run(const Program&, const Communicator::CallOptions&);
 template std::shared_ptr<CollectiveWork> Lane::start(const Operation&, Communicator::CallOptions);
 template std::shared_ptr<CollectiveWork> Lane::start(const Program&, Communicator::CallOptions);
 
+Lane::Queue::iterator Lane::add_gate() {
+  const std::lock_guard lock(mutex_);
+  const CallbackScope* scope = own_scope();
+  return queue_.insert(scope ? scope->gate() : queue_.end(), nullptr);
+}
+
+/// Of the calling thread, if it runs a callback that has a place in this lane's order.
+Lane::CallbackScope* Lane::own_scope() const {
+  CallbackScope* scope = CallbackScope::innermost();
+  while (scope && !scope->stands_in(*this)) scope = scope->outer();
+  return scope;
+}
+
+/// A callback that waits for what was issued after its place cannot keep that back. Returns whether
+/// it did.
+bool Lane::lift_own_gates_before(const CollectiveWork& work) {
+  const std::lock_guard lock(mutex_);
+  const auto place = std::ranges::find(queue_, &work, &WorkPtr::get);
+  bool lifted = false;
+  for (CallbackScope* scope = own_scope(); scope && place != queue_.end(); scope = scope->outer()) {
+    if (!scope->stands_in(*this)) continue;
+    if (std::find(scope->gate(), queue_.end(), *place) == queue_.end()) continue;  // before it
+    scope->lift();
+    lifted = true;
+  }
+  return lifted;
+}
+
+/// Whether a callback on another thread keeps it from beginning.
+bool Lane::is_kept_back(const CollectiveWork& work) const {
+  const std::lock_guard lock(mutex_);
+  return !queue_.empty() && !queue_.front() &&
+         std::ranges::find(queue_, &work, &WorkPtr::get) != queue_.end();
+}
+
+bool Lane::has_work() const {
+  return std::ranges::any_of(queue_, [](const WorkPtr& work) { return work != nullptr; });
+}
+
 bool Lane::is_idle() const {
   const std::lock_guard lock(mutex_);
-  return !taken_ && queue_.empty();
+  return !taken_ && !has_work();
 }
 
 void Lane::require_open() const {
@@ -86,13 +169,15 @@ void Lane::call_driver_locked() {
 void Lane::call_driver_if_needed() {
   const std::lock_guard lock(mutex_);
   watched_ = false;
-  if (!taken_ && !queue_.empty()) call_driver_locked();
+  if (!taken_ && next_is_ready()) call_driver_locked();
 }
 
 bool Lane::try_take_idle(std::uint32_t operations) {
   const std::lock_guard lock(mutex_);
   require_open();
-  if (taken_ || !queue_.empty()) return false;
+  const CallbackScope* scope = own_scope();
+  const auto own_place = scope ? scope->gate() : queue_.end();
+  if (taken_ || queue_.begin() != own_place) return false;
   issued_.fetch_add(operations, std::memory_order_relaxed);
   return taken_ = true;
 }
@@ -101,7 +186,7 @@ bool Lane::try_take_idle(std::uint32_t operations) {
 Lane::WorkPtr Lane::try_take_next(Deadline latest) {
   const std::lock_guard lock(mutex_);
   watched_ = false;
-  if (taken_ || queue_.empty()) return nullptr;
+  if (taken_ || !next_is_ready()) return nullptr;
   if (latest != Deadline::max() && latest < deadline_after(queue_.front()->timeout()))
     return nullptr;
   taken_ = true;
@@ -116,7 +201,7 @@ void Lane::release(bool stays) {
   taken_ = false;
   watched_ = stays;
   // A driver that came while the lane was taken has gone away again.
-  if (!stays && !queue_.empty()) call_driver_locked();
+  if (!stays && next_is_ready()) call_driver_locked();
 }
 
 /// For threads that look for the next operation themselves afterwards.
@@ -146,12 +231,23 @@ void Lane::drive() {
 void Lane::help(CollectiveWork& work, Deadline deadline) {
   // An operation that is run here cannot be left before its own deadline.
   while (!work.done()) {
-    const WorkPtr next = try_take_next(deadline);
-    if (!next) break;
-    execute_and_release(next);
+    if (const WorkPtr next = try_take_next(deadline)) {
+      execute_and_release(next);
+    } else if (!lift_own_gates_before(work)) {
+      break;
+    }
   }
   call_driver_if_needed();
-  work.sleep_until_done(deadline, poll_interrupt_);
+  // Whoever has taken the lane ends in time; a callback may not.
+  do {
+    work.sleep_until_done(std::min(deadline, deadline_after(work.timeout())), poll_interrupt_);
+    if (!work.done() && Clock::now() < deadline && is_kept_back(work))
+      throw Error(
+          Errc::timeout,
+          formatted("{} has not begun within {:.1f} s: a callback of an earlier operation "
+                    "has not returned",
+                    work.description(), std::chrono::duration<double>(work.timeout()).count()));
+  } while (!work.done() && Clock::now() < deadline);
 }
 
 void Lane::close() noexcept {
@@ -163,14 +259,15 @@ void Lane::close() noexcept {
     WorkPtr last;
     {
       const std::lock_guard lock(mutex_);
-      if (queue_.empty() && !taken_) return;
-      if (!queue_.empty()) last = queue_.back();
+      if (!has_work() && !taken_) return;
+      for (const WorkPtr& work : queue_)
+        if (work) last = work;
     }
     try {
       last ? help(*last, Deadline::max())
            : std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } catch (...) {
-      // Only an interrupt gets here; the operations themselves keep their errors.
+      // An interrupt, or a callback that has not returned yet: the operations keep their errors.
     }
   }
 }

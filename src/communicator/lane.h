@@ -4,12 +4,15 @@
 // thread is the caller of a synchronous operation if nothing is queued; a thread that waits for an
 // operation that has not begun; or a driver from the pool. Waking a thread costs tens of
 // microseconds, so a waiter does not wait for the driver: whoever comes first runs the operation.
-// The lane is released before completion callbacks run, so they may issue further operations.
-// Thread-safe.
+//
+// The lane is released before completion callbacks run, so they may issue further operations. Where
+// these stand in the order must not depend on when the callback happens to run, for that differs
+// from rank to rank: on_done_in_order() leaves a *gate* in the queue, before which they go, and
+// which keeps back what was issued later until the callback has returned. Thread-safe.
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -40,6 +43,7 @@ class CollectiveWork final : public WorkState {
                  Communicator::CallOptions options);
   CollectiveWork(std::shared_ptr<Lane> lane, Program program, Communicator::CallOptions options);
 
+  void on_done_in_order(std::function<void()> callback) override;
   void execute(LaneExecutor& executor) const;
   [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
 
@@ -79,7 +83,16 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
  private:
   using WorkPtr = std::shared_ptr<CollectiveWork>;
+  using Queue = std::list<WorkPtr>;  // null: a gate
+  class CallbackScope;
   friend class CollectiveWork;
+
+  Queue::iterator add_gate();
+  [[nodiscard]] CallbackScope* own_scope() const;
+  bool lift_own_gates_before(const CollectiveWork& work);
+  [[nodiscard]] bool is_kept_back(const CollectiveWork& work) const;
+  [[nodiscard]] bool has_work() const;
+  [[nodiscard]] bool next_is_ready() const { return !queue_.empty() && queue_.front(); }
 
   bool try_take_idle(std::uint32_t operations);
   WorkPtr try_take_next(Deadline latest);
@@ -102,7 +115,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool taken_ = false;          // some thread runs an operation of this lane
   bool driver_called_ = false;  // and has not come yet
   bool watched_ = false;        // the thread that ran the last operation will look at the queue
-  std::deque<WorkPtr> queue_;
+  Queue queue_;
 };
 
 }  // namespace tccl

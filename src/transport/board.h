@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace tccl {
 
@@ -37,6 +38,9 @@ class Board {
   virtual Slot open_step() = 0;
   virtual void post() = 0;
   virtual PeerSlot await(int peer, std::uint32_t step) = 0;
+
+  /// For messages: "allreduce #812 of group tp".
+  [[nodiscard]] virtual std::string operation() const = 0;
 
   /// The premul_sum factor of a rank whose step has been awaited, or of this rank.
   [[nodiscard]] virtual double factor(int rank) const = 0;

@@ -25,8 +25,9 @@ std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
 
 std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   std::string text = formatted("{}(", name_of(record.op));
-  if (record.op != Op::barrier)
-    text += formatted("count {}, {}, ", record.count, name_of(record.dtype));
+  if (record.op != Op::barrier && !counts_are_private(record.op))
+    text += formatted("count {}{}, ", record.count, counts_are_shared(record.op) ? " in all" : "");
+  if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);
   if (record.counts_hash != 0) text += formatted("counts #{:04x}, ", record.counts_hash & 0xffff);

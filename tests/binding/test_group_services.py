@@ -49,20 +49,28 @@ def test_monitored_barrier():
 def check_batch(rank: int, size: int) -> None:
     right, left = (rank + 1) % size, (rank - 1) % size
     got = [torch.zeros(1000) for _ in range(4)]
-    operations = [
-        dist.P2POp(dist.isend, torch.full((1000,), rank + i / 8), right) for i in range(4)
-    ]
+    sent = [torch.full((1000,), rank + i / 8) for i in range(4)]
+    operations = [dist.P2POp(dist.isend, tensor, right) for tensor in sent]
     operations += [dist.P2POp(dist.irecv, got[i], left) for i in range(4)]
-    works = dist.batch_isend_irecv(operations)
-    assert len(works) == 1
-    future = works[0].get_future()
-    works[0].wait()
-    assert works[0].is_completed() and works[0].is_success()
-    future.wait()
-    assert len(works[0].result()) == 8
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
     for i in range(4):
         assert got[i].eq(left + i / 8).all()
-    assert works[0]._get_duration() >= 0
+    # the same as one Work
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    for i in range(4):
+        group.send([sent[i] + 1], right, i)
+        group.recv([got[i]], left, i)
+    work = group._end_coalescing(torch.device("cpu"))
+    future = work.get_future()
+    work.wait()
+    assert work.is_completed() and work.is_success()
+    future.wait()
+    assert len(work.result()) == 8
+    for i in range(4):
+        assert got[i].eq(left + i / 8 + 1).all()
+    assert work._get_duration() >= 0
 
 
 def test_batch_of_messages():

@@ -84,6 +84,98 @@ TEST(DeadlockProcess, BlockingSmallSendsBothWaysBeforeReceives) {
   ranks.expect_all_exit_cleanly();
 }
 
+// All operations look the same, so that only their order can tell them apart.
+TEST(CallbackOrderProcess, WhatACallbackIssuesStandsWhereItWasRegistered) {
+  Ranks ranks(2, [](Rank& rank) {
+    auto world = rank.join("world", 10s);
+    for (int round = 0; round < 200; ++round) {
+      float first = 1;
+      float inner = 10;
+      float nested = 100;
+      float later = 1000;
+      const auto sum = [](float* x) {
+        return tccl::allreduce(x, x, 1, DType::float32, ReduceOp::sum);
+      };
+      std::atomic<int> callbacks{0};
+      // The ranks are at different places when the first operation completes.
+      const auto pause = [&](int who) {
+        if (rank.rank == who) std::this_thread::sleep_for(std::chrono::microseconds(150));
+      };
+      float between = 10000;
+      const auto work = world->start(sum(&first));
+      world->start(sum(&between));
+      if (round % 4 == 0) work->wait();  // then the callback runs where it is registered
+      work->on_done_in_order([&] {
+        pause(0);
+        const auto own = world->start(sum(&inner));
+        own->on_done_in_order([&] {
+          pause(round % 2);
+          world->run(sum(&nested));
+          ++callbacks;
+        });
+        if (round % 3 == 0) own->wait();
+        ++callbacks;
+      });
+      if (round % 2 == 0) pause(1);
+      const auto behind = world->start(sum(&later));
+      behind->wait();
+      while (callbacks < 2) std::this_thread::sleep_for(50us);
+      check(first == 2 && between == 20000 && inner == 20 && nested == 200 && later == 2000,
+            ("round " + std::to_string(round) + ": " + std::to_string(first) + " " +
+             std::to_string(inner) + " " + std::to_string(nested) + " " + std::to_string(later))
+                .c_str());
+    }
+    world->close();
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(CallbackOrderProcess, ACallbackMayWaitForWhatComesLater) {
+  Ranks ranks(2, [](Rank& rank) {
+    auto world = rank.join("world", 10s);
+    for (int round = 0; round < 50; ++round) {
+      std::atomic<bool> waited{false};
+      const auto first = world->start(tccl::barrier());
+      const auto second = world->start(tccl::barrier());
+      const auto third = world->start(tccl::barrier());
+      first->on_done_in_order([&] {
+        third->wait();
+        waited = true;
+      });
+      second->wait();
+      while (!waited) std::this_thread::sleep_for(50us);
+    }
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(CallbackOrderProcess, ACallbackThatDoesNotReturnIsATimeout) {
+  Ranks ranks(2, [](Rank& rank) {
+    auto world = rank.join("world", 1s);
+    std::atomic<bool> go_on{false};
+    std::atomic<bool> entered{false};
+    const auto first = world->start(tccl::barrier());
+    first->on_done_in_order([&] {
+      entered = true;
+      while (!go_on) std::this_thread::sleep_for(1ms);
+    });
+    if (!entered) std::this_thread::sleep_for(100ms);  // a driver has run it
+    const auto second = world->start(tccl::barrier());
+    try {
+      second->wait();
+      rank.say("no error");
+    } catch (const tccl::Error& error) {
+      check(error.code() == tccl::Errc::timeout, error.what());
+      check(
+          std::string(error.what()).find("a callback of an earlier operation") != std::string::npos,
+          error.what());
+    }
+    go_on = true;
+    second->wait();  // it goes on as soon as the callback has returned
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
 TEST(DeadlockProcess, CallbackIssuesTheNextCollective) {
   Ranks ranks(3, [](Rank& rank) {
     auto world = rank.join("world", 10s);

@@ -35,7 +35,7 @@ class ShmBoard final : public Board {
   void end() noexcept;
   [[nodiscard]] std::uint32_t sequence() const noexcept { return record_.sequence; }
   /// "allreduce #812 of group tp"
-  [[nodiscard]] std::string operation() const;
+  [[nodiscard]] std::string operation() const override;
 
  private:
   /// What this rank knows of a peer, so that it need not look again.

@@ -38,9 +38,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {  // both contiguous
 
 }  // namespace
 
-void refuse(const Method& method, GroupFacts& group, const std::string& problem) {
-  // torch does not end a batch in which a call has failed.
-  group.batches.abandon();
+void refuse(const Method& method, const GroupFacts& group, const std::string& problem) {
   C10_THROW_ERROR(ValueError, c10::str("ccl: ", method.name, " on rank ", group.rank, " of group ",
                                        group.name, ": ", problem));
 }

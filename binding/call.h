@@ -17,12 +17,14 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
 #include <vector>
 
 #include "batches.h"
@@ -55,7 +57,7 @@ struct GroupFacts {
 void copy_below_autograd(const at::Tensor& to, const at::Tensor& from);
 
 /// Raises ValueError with the call, the rank and the group in front of `problem`.
-[[noreturn]] void refuse(const Method& method, GroupFacts& group, const std::string& problem);
+[[noreturn]] void refuse(const Method& method, const GroupFacts& group, const std::string& problem);
 
 inline std::size_t count_of(const at::Tensor& tensor) {
   return static_cast<std::size_t>(tensor.numel());
@@ -66,7 +68,8 @@ class Call {
  public:
   enum Contents : bool { without_contents, with_contents };
 
-  Call(const Method& method, GroupFacts& group) : method_(&method), group_(&group) {}
+  Call(const Method& method, GroupFacts& group)
+      : method_(&method), group_(&group), end_batch_on_throw_(group.batches) {}
 
   // ---- checks
 
@@ -133,9 +136,21 @@ class Call {
   struct Copy {
     at::Tensor from, to;
   };
+  /// torch does not end a batch in which a call has failed.
+  struct EndBatchOnThrow {
+    explicit EndBatchOnThrow(Batches& b) : batches(&b) {}
+    EndBatchOnThrow(EndBatchOnThrow&& other) noexcept
+        : batches(std::exchange(other.batches, nullptr)), before(other.before) {}
+    ~EndBatchOnThrow() {
+      if (batches && std::uncaught_exceptions() > before) batches->abandon();
+    }
+    Batches* batches;
+    int before = std::uncaught_exceptions();
+  };
 
   const Method* method_;
   GroupFacts* group_;
+  EndBatchOnThrow end_batch_on_throw_;
   FewTensors inputs_;
   FewTensors outputs_;
   c10::SmallVector<tccl::Operation, 1> operations_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -20,7 +21,8 @@ class Ledger {
     pending_.fetch_sub(1, std::memory_order_release);  // pairs with wait_for_all()
     pending_.notify_all();
   }
-  /// Until nothing is pending. Bounded by the timeouts of the operations.
+  /// Until nothing is pending. Bounded by the timeouts of the operations. Not for hooks, which
+  /// belong to something pending themselves.
   void wait_for_all() const noexcept {
     while (const auto pending = pending_.load(std::memory_order_acquire))
       pending_.wait(pending, std::memory_order_acquire);

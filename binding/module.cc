@@ -2,6 +2,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "context.h"
@@ -29,15 +30,19 @@ c10::intrusive_ptr<ProcessGroupCCL> create(const c10d::DistributedBackendOptions
   options->group_name = group.group_id;
   options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
                                         group.global_ranks_in_group.end());
+  // torch numbers the group of all ranks instead of naming it, and lists the ranks of all others.
+  const bool world = group.global_ranks_in_group.empty();
   return c10::make_intrusive<ProcessGroupCCL>(group.store, group.group_rank, group.group_size,
-                                              std::move(options));
+                                              std::move(options), world ? "world" : group.group_id);
 }
 
-// ProcessGroupCCL(store, rank, size, timeout) in Python.
+// ProcessGroupCCL(store, rank, size, timeout) in Python. The GIL is released here, and not by a
+// guard around all of it: pybind enters the new object into its tables, which the GIL protects.
 c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& store, int rank,
                                               int size, milliseconds timeout) {
+  const py::gil_scoped_release without_gil;
   return c10::make_intrusive<ProcessGroupCCL>(store, rank, size,
-                                              c10::make_intrusive<Options>(timeout));
+                                              c10::make_intrusive<Options>(timeout), "world");
 }
 
 }  // namespace
@@ -55,7 +60,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout);
   group
       .def(py::init(&torch_ccl::construct), py::arg("store"), py::arg("rank"), py::arg("size"),
-           py::arg("timeout") = kBackendDefaultTimeout, WithoutGil())
+           py::arg("timeout") = kBackendDefaultTimeout)
       .def_property_readonly("options", &ProcessGroupCCL::getBackendOptions)
       .def("get_error", &ProcessGroupCCL::getError, WithoutGil(),
            "Why the group is dead, or SUCCESS while it lives.");

@@ -47,11 +47,6 @@ constexpr Method kSend{OpType::SEND, "send", "ccl:send"};
 constexpr Method kRecv{OpType::RECV, "recv", "ccl:recv"};
 constexpr Method kRecvAnysource{OpType::RECVANYSOURCE, "recvAnysource", "ccl:recvAnySource"};
 
-// torch numbers the group of all ranks instead of naming it, and lists the ranks of all others.
-std::string readable_name(const ProcessGroupCCL::Options& options) {
-  return options.global_ranks_in_group.empty() ? "world" : options.group_name;
-}
-
 c10::intrusive_ptr<ProcessGroupCCL::Options> own_options(
     const c10::intrusive_ptr<c10d::Backend::Options>& given, std::chrono::milliseconds timeout) {
   auto options = c10::make_intrusive<ProcessGroupCCL::Options>(timeout);
@@ -66,10 +61,10 @@ c10::intrusive_ptr<ProcessGroupCCL::Options> own_options(
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(const StorePtr& store, int rank, int size,
-                                 c10::intrusive_ptr<Options> options)
+                                 c10::intrusive_ptr<Options> options, std::string name)
     : Backend(rank, size),
       options_(std::move(options)),
-      facts_{rank, size, readable_name(*options_)},
+      facts_{rank, size, std::move(name)},
       communicator_(make_communicator(store, rank, size,
                                       {.name = facts_.name, .timeout = options_->timeout})),
       timeout_(options_->timeout) {
@@ -138,7 +133,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
       work->complete(nullptr);
     }
   } catch (const tccl::Error& error) {
-    facts_.batches.abandon();
+    if (error.code() != tccl::Errc::invalid_argument)  // else it has not happened
+      work->complete(as_torch(std::current_exception()));
     throw_as_torch(error);
   }
   if (in_batch) facts_.batches.add(work);
@@ -415,8 +411,9 @@ std::vector<int64_t> split_counts(const Call& call, const at::Tensor& tensor,
   call.require(tensor.dim() > 0, "`", argument, "` has no dimension that could be split");
   const int64_t rows = tensor.size(0);
   std::vector<int64_t> counts = splits;
-  call.require(std::ranges::all_of(splits, [](int64_t split) { return split >= 0; }),
-               "the splits of `", argument, "` must not be negative");
+  call.require(
+      std::ranges::all_of(splits, [&](int64_t split) { return split >= 0 && split <= rows; }),
+      "a split of `", argument, "` is negative or more than its ", rows, " rows");
   const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
   call.require(sum == rows, "the splits of `", argument, "` add up to ", sum, ", but it has ", rows,
                " rows");
@@ -493,7 +490,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& options, bool
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? effective(options.timeout) : options.timeout;
   const auto number = monitored_barriers_.fetch_add(1, std::memory_order_relaxed);
-  monitored_barrier(communicator_, number, timeout, wait_all_ranks);
+  monitored_barrier(*communicator_, number, timeout, wait_all_ranks);
 }
 
 // ---- point to point
@@ -546,15 +543,20 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::split(
     const auto index = static_cast<std::size_t>(rank);
     part->global_ranks_in_group.push_back(global.empty() ? index : global.at(index));
   }
+  std::string name = part->group_name;
   return c10::make_intrusive<ProcessGroupCCL>(store, static_cast<int>(own - ranks.begin()),
-                                              static_cast<int>(ranks.size()), std::move(part));
+                                              static_cast<int>(ranks.size()), std::move(part),
+                                              std::move(name));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(
     const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& options,
     const int& rank, const int& size) {
-  return c10::make_intrusive<ProcessGroupCCL>(store, rank, size,
-                                              own_options(options, effective(kNoTimeout)));
+  auto merged = own_options(options, effective(kNoTimeout));
+  merged->global_ranks_in_group.clear();  // the parent's; those of the others are not known
+  std::string name = merged->group_name;
+  return c10::make_intrusive<ProcessGroupCCL>(store, rank, size, std::move(merged),
+                                              std::move(name));
 }
 
 // ---- what became of it

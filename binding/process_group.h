@@ -4,7 +4,7 @@
 // A synchronous call runs on the calling thread and returns completed Work; an asynchronous one,
 // and every call in a batch, is started, and its Work keeps the tensors alive. Only numbers of
 // elements matter, never shapes. Thread safety: every method may be called from any thread; none
-// needs Python's GIL.
+// needs Python's GIL, though a user's hook or tensor may take it.
 #pragma once
 
 #include <atomic>
@@ -31,8 +31,10 @@ class ProcessGroupCCL final : public c10d::Backend {
         : c10d::Backend::Options(kBackendName, timeout) {}
   };
 
-  /// Meets the other ranks through `store`, whose keys belong to this group alone.
-  ProcessGroupCCL(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options);
+  /// Meets the other ranks through `store`, whose keys belong to this group alone. `name` is for
+  /// messages.
+  ProcessGroupCCL(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options,
+                  std::string name);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return kBackendName; }

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 
+#include <algorithm>
 #include <array>
 
 #include "tccl/error.h"
@@ -11,7 +12,7 @@
 namespace torch_ccl {
 namespace {
 
-constexpr std::size_t kMaxDims = 12;
+constexpr std::size_t kMaxDims = 12;  // that fit a Description of fixed size
 
 // What a rank says of its tensor before the entries are exchanged.
 struct Description {
@@ -31,6 +32,11 @@ struct Description {
                     sparse_dims, " sparse dimensions");
   }
 };
+
+bool can_be_coalesced(at::ScalarType type) {
+  if (at::isFloat8Type(type) || at::isBarebonesUnsignedType(type)) return false;
+  return dtype_of(type).has_value();
+}
 
 class SparseSum {
  public:
@@ -111,8 +117,8 @@ void add_sparse_allreduce(Call& call, const GroupFacts& group, const at::Tensor&
                ", but its layout is ", tensor.layout());
   call.require(tensor.device().is_cpu(), "`tensor` must be on the CPU, but it is on ",
                tensor.device());
-  call.require(dtype_of(tensor.scalar_type()).has_value(), "`tensor` has the unsupported dtype ",
-               tensor.scalar_type());
+  call.require(can_be_coalesced(tensor.scalar_type()), "`tensor` has the dtype ",
+               tensor.scalar_type(), ", of which torch cannot add sparse tensors");
   call.require(op.op_ == c10d::ReduceOp::SUM, "`op` must be SUM for a sparse tensor");
   call.require(static_cast<std::size_t>(tensor.dim()) <= kMaxDims, "`tensor` has ", tensor.dim(),
                " dimensions; a sparse one may have ", kMaxDims);

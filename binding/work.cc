@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "deadline.h"
 #include "errors.h"
 
 namespace torch_ccl {
@@ -48,9 +49,15 @@ WorkCCL::WorkCCL(const Call& call, uint64_t sequence,
 
 WorkCCL::~WorkCCL() {
   if (outcome_known_) return;
-  // Its operation was refused: nobody has seen this Work.
+  // Its operation was refused and nobody has seen this Work, or it is a receive that was given up.
   finish(exception_);
   ledger_->end();
+}
+
+// A receive that nobody can wait for any more (a batch failed, say) must not take the next message,
+// or fail the group when its time is up. Other operations are never given up.
+void WorkCCL::release_resources() {
+  if (operation_) operation_->cancel();
 }
 
 void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
@@ -59,9 +66,13 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
     const std::lock_guard lock(work->mutex_);
     work->operation_ = operation;
   }
-  // `source` is alive in the callback: `work` holds it until complete() lets go, which is also what
-  // ends the circle of operation, callback and work.
-  operation->on_done([work, source = operation.get(), finalize = std::move(finalize)] {
+  // Everything but a receive goes on also if nobody holds the Work. Until complete() lets go of the
+  // operation, that makes a circle of operation, callback and work.
+  const bool is_receive =
+      work->opType_ == c10d::OpType::RECV || work->opType_ == c10d::OpType::RECVANYSOURCE;
+  operation->on_done([held = is_receive ? nullptr : work, seen = c10::weak_intrusive_ptr(work),
+                      source = operation.get(),  // alive while its callbacks run
+                      finalize = std::move(finalize)] {
     std::exception_ptr error = as_torch(source->error());
     if (!error) {
       try {
@@ -70,7 +81,7 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
         error = std::current_exception();
       }
     }
-    work->complete(error);
+    if (const auto found = seen.lock()) found->complete(error);
   });
 }
 
@@ -203,7 +214,11 @@ void WorkCCL::mark(c10::ivalue::Future& future) {
 }
 
 void WorkCCL::mark_result(c10::ivalue::Future& future) const {
-  future.markCompleted(c10::IValue(static_cast<int64_t>(result_of(exception_))));
+  try {
+    future.markCompleted(c10::IValue(static_cast<int64_t>(result_of(exception_))));
+  } catch (const std::exception& e) {
+    TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
+  }
 }
 
 bool WorkBatch::isCompleted() {
@@ -217,8 +232,7 @@ std::exception_ptr WorkBatch::exception() const {
 }
 
 bool WorkBatch::wait(std::chrono::milliseconds timeout) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   std::exception_ptr first_error;
   for (const auto& work : works_) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
@@ -226,7 +240,7 @@ bool WorkBatch::wait(std::chrono::milliseconds timeout) {
       work->wait(timeout > kNoTimeout ? std::max(left, std::chrono::milliseconds(1)) : kNoTimeout);
     } catch (...) {
       if (!work->isCompleted()) throw;  // the wait itself ended
-      if (!first_error) first_error = std::current_exception();
+      if (!first_error) first_error = work->exception();
     }
   }
   if (first_error) std::rethrow_exception(first_error);
@@ -257,6 +271,15 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFuture() {
         return c10::IValue(tensors);
       },
       c10::ListType::ofTensors());
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFutureResult() {
+  return getFuture()->then(
+      [](c10::ivalue::Future& future) {
+        const auto error = future.hasError() ? future.exception_ptr() : nullptr;
+        return c10::IValue(static_cast<int64_t>(result_of(error)));
+      },
+      c10::IntType::get());
 }
 
 float WorkBatch::getDuration() const {

@@ -30,6 +30,9 @@ class WorkCCL final : public c10d::Work {
   /// Called once, by whoever completed the operation.
   void complete(const std::exception_ptr& error) noexcept;
 
+  /// c10 calls it when nobody holds the Work any more.
+  void release_resources() override;
+
   bool isCompleted() override;
   /// Returns true or throws. A timeout of zero means the operation's own. If it runs out, only the
   /// wait fails: the operation goes on.
@@ -87,6 +90,7 @@ class WorkBatch final : public c10d::Work {
   void abort() override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override;
 

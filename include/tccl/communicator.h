@@ -61,13 +61,17 @@ class TCCL_API Work {
   /// callback may wait() for that, but not for another thread that does. For messages, which have
   /// no order among collectives, it is on_done().
   virtual void on_done_in_order(std::function<void()> callback) = 0;
+  /// Withdraws a receive that nothing has matched, or a send that has not left: it then fails with
+  /// Error{aborted}, and the group is unharmed. False if it is too late; always for a collective.
+  virtual bool cancel() noexcept = 0;
   /// The rank a completed recv came from.
   [[nodiscard]] virtual int source() const noexcept = 0;
 };
 
 /// Collectives that run one after the other as one entry in the communicator's order: nothing that
 /// was issued meanwhile comes between them, and a later one may depend on what an earlier one
-/// brought. If `body` throws, the group fails.
+/// brought. The body runs collectives by `run` alone, never by the communicator, which it would
+/// wait for. If it throws, the group fails.
 struct Program {
   using Run = std::function<void(const Operation&)>;
   std::string name;              // for messages

@@ -50,8 +50,11 @@ def place_by(launcher: Launcher, environment: MutableMapping[str, str]) -> Place
 
 
 def _is_one_host(environment: MutableMapping[str, str]) -> bool:
-    """Ranks that meet at a loopback address are on one host; so are they where no address is."""
-    address = environment.get("MASTER_ADDR", "localhost")
+    """Ranks that meet at a loopback address are on one host.
+
+    So are those that somebody numbered by hand without naming an address.
+    """
+    address = environment.get("MASTER_ADDR", "localhost" if "RANK" in environment else "")
     return address.startswith("127.") or address in ("localhost", "::1")
 
 

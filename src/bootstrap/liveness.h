@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/crypto.h"
+#include "base/futex.h"
 #include "base/shared_memory.h"
 
 namespace tccl {
@@ -24,6 +25,7 @@ struct LifeSign {
   pthread_mutex_t alive;  // robust, held by the monitor thread
   alignas(64) std::atomic<std::uint32_t> heartbeat;  // rises every kHeartbeatPeriod
   std::atomic<std::uint32_t> goodbye;                // 1 after an orderly close
+  alignas(64) std::atomic<std::uint32_t> knocks;     // wakes the owner's progress thread
 };
 
 inline constexpr auto kHeartbeatPeriod = std::chrono::milliseconds(200);
@@ -49,6 +51,12 @@ class Peer {
   }
   [[nodiscard]] std::uint32_t heartbeat() const noexcept {
     return life().heartbeat.load(std::memory_order_relaxed);
+  }
+
+  /// Makes it look for messages that no receive waits for yet.
+  void knock() const noexcept {
+    life().knocks.fetch_add(1, std::memory_order_release);  // pairs with Progress
+    futex_wake_all(life().knocks, FutexScope::shared);
   }
 
   /// The monitor thread saw the process end.

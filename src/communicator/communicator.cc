@@ -1,4 +1,3 @@
-
 #include <algorithm>
 #include <cstring>
 #include <tuple>
@@ -168,12 +167,17 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
 }
 
 void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout) {
+  execute_by(deadline_after(timeout), operation, timeout);
+}
+
+void CommunicatorImpl::execute_by(Deadline deadline, const Operation& operation,
+                                  Milliseconds timeout) {
   if (group_->failed()) throw group_->failure();
   const Call call(operation);
   const Algorithm& chosen = context_->algorithms().choose(
       operation.op, shared_count(operation) * size_of(operation.dtype));
   try {
-    board_->begin(record_of(operation, chosen), deadline_after(timeout), timeout);
+    board_->begin(record_of(operation, chosen), deadline, timeout);
     chosen.run(*board_, call);
     board_->end();
   } catch (const Error& error) {
@@ -190,15 +194,20 @@ void CommunicatorImpl::execute(const Program& program, Milliseconds timeout) {
   const Deadline deadline = deadline_after(timeout);
   const auto run = [&](const Operation& operation) {
     validate_here(operation);
-    execute(operation, std::max(time_left(deadline), Milliseconds(1)));
+    if (is_point_to_point(operation.op))
+      throw Error(Errc::invalid_argument,
+                  formatted("a program of group {} may run collectives only", name()));
+    execute_by(deadline, operation, timeout);
   };
   try {
     program.body(run);
   } catch (const Error& error) {
     throw group_->fail(error);  // the other ranks wait for the rest of the program
-  } catch (...) {
+  } catch (const std::exception& error) {
     group_->fail(Error(Errc::aborted,
-                       formatted("rank {} was interrupted in {}", rank_, program.name), {rank_}));
+                       formatted("{} of group {} failed on rank {}: {}", program.name, name(),
+                                 rank_, error.what()),
+                       {rank_}));
     throw;
   }
 }

@@ -44,6 +44,8 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
   void validate_here(const Operation& operation) const;
   void execute(const Operation& operation, Milliseconds timeout) override;
   void execute(const Program& program, Milliseconds timeout) override;
+  /// `timeout` is for messages.
+  void execute_by(Deadline deadline, const Operation& operation, Milliseconds timeout);
   [[nodiscard]] OpRecord record_of(const Operation& operation, const Algorithm& chosen) const;
 
   std::shared_ptr<ContextImpl> context_;

@@ -31,10 +31,10 @@ ContextImpl::ContextImpl(Options options)
       arena_(std::make_unique<shm::Arena>()),
       self_(std::make_shared<Peer>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
-      drivers_(std::make_unique<Drivers>()),
-      progress_(std::make_unique<Progress>()) {
+      drivers_(std::make_unique<Drivers>()) {
   auto* life = new (arena_->memory()->base()) LifeSign();
   life->token = random_digest();
+  progress_ = std::make_unique<Progress>(std::shared_ptr<Knocks>(arena_->memory(), &life->knocks));
   monitor_ = std::make_unique<Monitor>(*life, [this] { reclaim_retired(); });
   fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { drop_in_child(); });
 }

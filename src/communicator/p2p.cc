@@ -38,6 +38,8 @@ void P2pWork::help_until_done(Deadline deadline) { engine_->wait_for(*this, dead
 
 std::string P2pWork::description() const { return engine_->describe(*this); }
 
+bool P2pWork::cancel() noexcept { return engine_->cancel(*this); }
+
 P2p::P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
          WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt)
     : owned_group_(std::move(group)),
@@ -256,7 +258,12 @@ bool P2p::push_cells(int destination) {
 bool P2p::push_one(int destination, Outgoing& to) {
   if (to.grants.empty() && to.unannounced.empty() && to.granted.empty()) return false;
   if (to.channel == nullptr) open_channel(destination, to);
-  if (!has_room(destination, to)) return false;
+  if (!has_room(destination, to)) {
+    // Its owner may be busy elsewhere, with no receive that would make it look.
+    if (!std::exchange(to.knocked, true)) group_.peer(destination).knock();
+    return false;
+  }
+  to.knocked = false;
   if (!to.grants.empty()) {
     post_cell(to, {shm::CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
     to.grants.pop_front();
@@ -441,6 +448,29 @@ void P2p::fail_all(const std::exception_ptr& error) {
     to.awaiting_grant.clear();
     to.granted.clear();
   }
+}
+
+bool P2p::cancel(const P2pWork& work) {
+  const auto withdraw_from = [&](auto& queue) {
+    const auto found = std::ranges::find(queue, &work, &WorkPtr::get);
+    if (found == queue.end()) return false;
+    const WorkPtr cancelled = *found;
+    queue.erase(found);
+    finish(cancelled, make_error(Errc::aborted, {}, "{} was cancelled", describe(*cancelled)));
+    return true;
+  };
+  std::vector<WorkPtr> finished;
+  bool withdrawn = false;
+  {
+    const std::lock_guard lock(mutex_);
+    withdrawn =
+        work.operation_.op == Op::recv
+            ? withdraw_from(receives_)
+            : withdraw_from(outgoing_[static_cast<std::size_t>(work.operation_.root)].unannounced);
+    finished = take_finished_locked();
+  }
+  complete(finished);
+  return withdrawn;
 }
 
 void P2p::close() noexcept {

@@ -37,6 +37,7 @@ class P2pWork final : public WorkState {
   friend class P2p;
   void help_until_done(Deadline deadline) override;
   [[nodiscard]] std::string description() const override;
+  bool cancel() noexcept override;
 
   std::shared_ptr<P2p> engine_;
   Operation operation_;
@@ -57,6 +58,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
       WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt);
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
+  bool cancel(const P2pWork& work);
 
   /// Moves what can be moved; true if anything was. `look_for_trouble` also checks deadlines and
   /// dead peers.
@@ -89,6 +91,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
     shm::Channel* channel = nullptr;
     std::uint64_t posted = 0;
     std::uint64_t eager_sent = 0;
+    bool knocked = false;              // since there was room last
     std::deque<std::uint64_t> grants;  // of messages announced by that rank
     std::deque<WorkPtr> unannounced;
     std::map<std::uint64_t, WorkPtr> awaiting_grant;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -25,55 +26,65 @@ constexpr auto kLongSleep = std::chrono::seconds(1);
 struct Progress::State {
   std::mutex mutex;
   std::vector<std::weak_ptr<P2p>> engines;
-  std::atomic<std::uint32_t> kicks{0};
+  std::shared_ptr<Knocks> knocks;  // also what the thread sleeps on
   std::atomic<bool> fast_asleep{false};
   std::atomic<bool> stopping{false};
 
   void wake() noexcept {
-    kicks.fetch_add(1, std::memory_order_release);  // pairs with the load in run()
-    futex_wake_all(kicks, FutexScope::local);
+    knocks->fetch_add(1, std::memory_order_release);  // pairs with the load in run()
+    futex_wake_all(*knocks, FutexScope::shared);
   }
 
   void run() {
     Clock::time_point last_moved;
     Clock::time_point last_busy;
+    std::uint32_t last_seen = 0;
     while (!stopping.load(std::memory_order_acquire)) {
-      const std::uint32_t seen = kicks.load(std::memory_order_acquire);
+      const std::uint32_t seen = knocks->load(std::memory_order_acquire);
+      const bool knocked = std::exchange(last_seen, seen) != seen;
       bool moved = false;
-      const bool busy = look_at_all(&moved);
+      const bool busy = look_at(knocked, &moved);
       const auto now = Clock::now();
       if (moved) last_moved = now;
       if (busy) last_busy = now;
       if (now - last_moved < kStayAwake) {
         sched_yield();
       } else if (now - last_busy < kStayAlert) {
-        futex_wait(kicks, seen, kNap, FutexScope::local);
+        futex_wait(*knocks, seen, kNap, FutexScope::shared);
       } else {
         fast_asleep.store(true, std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_seq_cst);  // announce, then look once more
-        if (!look_at_all(&moved)) futex_wait(kicks, seen, kLongSleep, FutexScope::local);
+        if (!look_at(/*everyone=*/false, &moved))
+          futex_wait(*knocks, seen, kLongSleep, FutexScope::shared);
         fast_asleep.store(false, std::memory_order_relaxed);
       }
     }
   }
 
-  /// Returns whether anything is under way; sets `moved` if something moved.
-  bool look_at_all(bool* moved) {
-    std::vector<std::shared_ptr<P2p>> busy;
+  /// At all engines that have something under way, or at everyone's. Returns whether anything is
+  /// under way; sets `moved` if something moved.
+  bool look_at(bool everyone, bool* moved) {
+    std::vector<std::shared_ptr<P2p>> engines_to_see;
+    bool busy = false;
     {
       const std::lock_guard lock(mutex);
-      for (const auto& known : engines)
-        if (auto engine = known.lock(); engine && engine->has_outstanding())
-          busy.push_back(std::move(engine));
+      for (const auto& known : engines) {
+        auto engine = known.lock();
+        const bool outstanding = engine && engine->has_outstanding();
+        busy |= outstanding;
+        if (outstanding || (engine && everyone)) engines_to_see.push_back(std::move(engine));
+      }
     }
-    for (const auto& engine : busy)
+    for (const auto& engine : engines_to_see)
       if (!engine->is_attended()) *moved |= engine->advance(true);
-    return !busy.empty();
+    return busy;
   }
 };
 
-Progress::Progress()
-    : state_(std::make_shared<State>()), thread_([state = state_] { state->run(); }) {}
+Progress::Progress(std::shared_ptr<Knocks> knocks) : state_(std::make_shared<State>()) {
+  state_->knocks = std::move(knocks);
+  thread_ = std::thread([state = state_] { state->run(); });
+}
 
 void Progress::add(const std::shared_ptr<P2p>& engine) {
   const std::lock_guard lock(state_->mutex);

@@ -2,10 +2,12 @@
 //
 // It never waits for a peer and never runs user code: it looks at each communicator that has sends
 // or receives under way and that no thread attends in wait(). While there are any it looks once a
-// millisecond (and at once again after something moved); otherwise it sleeps until kicked.
-// Thread-safe.
+// millisecond (and at once again after something moved); otherwise it sleeps until kicked, or until
+// a peer knocks whose messages nobody here has taken. Thread-safe.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <thread>
 
@@ -13,9 +15,12 @@ namespace tccl {
 
 class P2p;
 
+/// Rises when a peer knocks; in shared memory.
+using Knocks = std::atomic<std::uint32_t>;
+
 class Progress {
  public:
-  Progress();
+  explicit Progress(std::shared_ptr<Knocks> knocks);
   ~Progress() { stop(); }
 
   void add(const std::shared_ptr<P2p>& engine);

@@ -30,6 +30,7 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   [[nodiscard]] int source() const noexcept override { return source_; }
   void on_done(std::function<void()> callback) override;
   void on_done_in_order(std::function<void()> callback) override { on_done(std::move(callback)); }
+  bool cancel() noexcept override { return false; }
   void wait() override { wait_by(Deadline::max()); }
   void wait(Milliseconds timeout) override { wait_by(deadline_after(timeout)); }
 

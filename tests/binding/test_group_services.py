@@ -43,6 +43,29 @@ def test_monitored_barrier():
     run_ranks(4, check_monitored_barrier)
 
 
+def check_life_after_a_failed_barrier(rank: int, size: int) -> None:
+    """The rank that did not come leaves; the others go on with messages."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    if rank == 2:
+        time.sleep(1)
+        dist.destroy_process_group(group)
+    else:
+        with pytest.raises(RuntimeError, match="monitoredBarrier"):
+            group.monitored_barrier(timedelta(milliseconds=500))
+        time.sleep(1)
+        x = torch.full((1000,), float(rank))
+        if rank == 0:
+            dist.send(x, 1, group=group)
+        else:
+            dist.recv(x, 0, group=group)
+            assert x.eq(0).all()
+    dist.barrier()
+
+
+def test_life_after_a_failed_barrier():
+    run_ranks(3, check_life_after_a_failed_barrier)
+
+
 # ---- batches
 
 
@@ -166,16 +189,60 @@ def test_split_group():
     run_ranks(3, check_split)
 
 
+def check_dropped_receive(rank: int, size: int) -> None:
+    """Nobody can wait for it any more: it takes no message and does not time out."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.irecv(torch.zeros(3), 1 - rank, group=group)
+    with pytest.raises(Exception, match=r"SparseCPU|dense"):
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.irecv, torch.zeros(3), 1 - rank, group=group),
+                dist.P2POp(dist.isend, torch.ones(3).to_sparse(), 1 - rank, group=group),
+            ]
+        )
+    time.sleep(1.5)
+    x = torch.full((3,), float(rank))
+    work = dist.isend(x, 1 - rank, group=group)
+    y = torch.zeros(3)
+    dist.recv(y, 1 - rank, group=group)
+    work.wait()
+    assert y.eq(1 - rank).all()
+
+
+def test_dropped_receive():
+    run_ranks(2, check_dropped_receive)
+
+
+def check_messages_nobody_waits_for(rank: int, size: int) -> None:
+    """More than a ring of cells holds, while the receiver is busy with a collective."""
+    if rank == 1:
+        for i in range(100):
+            dist.send(torch.full((8,), float(i)), 0)
+    dist.barrier()
+    if rank == 0:
+        x = torch.zeros(8)
+        for i in range(100):
+            dist.recv(x, 1)
+            assert x.eq(i).all()
+
+
+def test_messages_nobody_waits_for():
+    run_ranks(2, check_messages_nobody_waits_for)
+
+
 def check_merge(rank: int, size: int) -> None:
     store = dist.PrefixStore("merge", dist.group.WORLD.get_group_store())
-    merged = dist.group.WORLD.merge_remote_group(store, size, group_name="merged")
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    merged = halves[rank // 2].merge_remote_group(store, size, group_name="merged")
     x = torch.ones(2)
     merged.allreduce([x]).wait()
     assert x.eq(size).all()
+    with pytest.raises(ValueError, match="group merged"):
+        merged.allreduce([x[:1].expand(4)])
 
 
 def test_merge():
-    run_ranks(2, check_merge)
+    run_ranks(4, check_merge)
 
 
 # ---- hooks, durations, futures, errors

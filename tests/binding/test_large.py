@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 BYTES = 2**31 + 4099  # odd, and beyond a signed 32-bit count
 STRIDE = 1_000_003  # every how many bytes a value is looked at: a prime
@@ -71,8 +71,11 @@ def check_gather(rank: int, size: int) -> None:
     assert part[::STRIDE].eq(2 * (rank + 1)).all() and part[-1] == 2 * (rank + 1)
 
 
-@pytest.mark.parametrize(
-    "check", [check_all_reduce, check_broadcast, check_messages, check_all_to_all, check_gather]
-)
+def test_large_all_reduce():
+    run_ranks(2, check_all_reduce, bound_s=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [check_broadcast, check_messages, check_all_to_all, check_gather])
 def test_large(check):
     run_ranks(2, check, bound_s=300)

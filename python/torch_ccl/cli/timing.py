@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 WARM_UP = 3
-BOUND_S = 1800
+BOUND_S = 600  # for one case on one backend
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ def rank_main(rank: int, ranks: int, store: str, backends: list[str], pipe: Conn
     try:
         while (request := pipe.recv()) is not None:
             case, backend = request
+            faulthandler.dump_traceback_later(BOUND_S, exit=True)
             pipe.send(time_case(case, backend, groups[backend], rank))
     except BaseException:
         pipe.send(traceback.format_exc())

@@ -1,0 +1,18 @@
+// Points in time for waits of the binding. Safe from any thread.
+#pragma once
+
+#include <chrono>
+
+namespace torch_ccl {
+
+using Clock = std::chrono::steady_clock;
+
+/// A timeout may be as long as timedelta.max: the deadline then never comes.
+inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
+  const auto now = Clock::now();
+  const auto longest =
+      std::chrono::floor<std::chrono::milliseconds>(Clock::time_point::max() - now);
+  return timeout < longest ? now + timeout : Clock::time_point::max();
+}
+
+}  // namespace torch_ccl

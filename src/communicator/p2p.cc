@@ -14,6 +14,8 @@ namespace {
 /// Eager messages that a receiver has not claimed may take this much of its memory per sender;
 /// after that even small messages are announced.
 constexpr std::uint64_t kUnclaimedBytes = 1u << 20;
+/// A sender that finds no room knocks this often.
+constexpr auto kKnockPeriod = std::chrono::milliseconds(5);
 /// What an unclaimed message costs the receiver besides its bytes.
 constexpr std::uint64_t charge(std::uint64_t bytes) { return bytes + 128; }
 
@@ -259,11 +261,9 @@ bool P2p::push_one(int destination, Outgoing& to) {
   if (to.grants.empty() && to.unannounced.empty() && to.granted.empty()) return false;
   if (to.channel == nullptr) open_channel(destination, to);
   if (!has_room(destination, to)) {
-    // Its owner may be busy elsewhere, with no receive that would make it look.
-    if (!std::exchange(to.knocked, true)) group_.peer(destination).knock();
+    knock(destination, to);
     return false;
   }
-  to.knocked = false;
   if (!to.grants.empty()) {
     post_cell(to, {shm::CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
     to.grants.pop_front();
@@ -273,6 +273,15 @@ bool P2p::push_one(int destination, Outgoing& to) {
     push_piece(to);
   }
   return true;
+}
+
+/// The receiver may be busy elsewhere, with no receive that would make it look. More than once: it
+/// may not have entered the group yet.
+void P2p::knock(int destination, Outgoing& to) {
+  const auto now = Clock::now();
+  if (now - to.last_knock < kKnockPeriod) return;
+  to.last_knock = now;
+  group_.peer(destination).knock();
 }
 
 void P2p::announce(int destination, Outgoing& to) {

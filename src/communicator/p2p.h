@@ -91,7 +91,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
     shm::Channel* channel = nullptr;
     std::uint64_t posted = 0;
     std::uint64_t eager_sent = 0;
-    bool knocked = false;              // since there was room last
+    Clock::time_point last_knock;
     std::deque<std::uint64_t> grants;  // of messages announced by that rank
     std::deque<WorkPtr> unannounced;
     std::map<std::uint64_t, WorkPtr> awaiting_grant;
@@ -118,6 +118,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   bool push_cells(int destination);
   bool push_one(int destination, Outgoing& to);
   void announce(int destination, Outgoing& to);
+  void knock(int destination, Outgoing& to);
   void push_piece(Outgoing& to);
   [[nodiscard]] bool may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const;
   void post_cell(Outgoing& to, const shm::CellHeader& header, const void* payload);

@@ -1,0 +1,131 @@
+// Ranks as threads of one process, so that ThreadSanitizer sees both sides of what they share:
+// callbacks, programs and messages while other threads use the same group.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tccl/tccl.h"
+
+namespace faults {
+namespace {
+
+using namespace std::chrono_literals;
+using tccl::DType;
+using tccl::ReduceOp;
+using Comm = std::shared_ptr<tccl::Communicator>;
+using Work = std::shared_ptr<tccl::Work>;
+
+/// Each thread has a context of its own, as a process would.
+void run_threads(int size, const std::function<void(int rank, const Comm& comm)>& body) {
+  char name[] = "/tmp/tccl-threads-XXXXXX";
+  const std::filesystem::path directory = ::mkdtemp(name);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    ranks.emplace_back([&, rank] {
+      const auto context = tccl::Context::create();
+      const auto store = tccl::file_store((directory / "store").string());
+      const Comm comm = tccl::Communicator::create(context, *store, rank, size,
+                                                   {.name = "threads", .timeout = 30s});
+      body(rank, comm);
+      comm->close();
+      context->close();
+    });
+  for (std::thread& thread : ranks) thread.join();
+  std::filesystem::remove_all(directory);
+}
+
+tccl::Operation sum(float* x) { return tccl::allreduce(x, x, 1, DType::float32, ReduceOp::sum); }
+
+TEST(Callbacks, IssueInTheOrderOfTheirRegistration) {
+  run_threads(3, [](int rank, const Comm& comm) {
+    for (int round = 0; round < 60; ++round) {
+      float first = 1;
+      float inner = 10;
+      float later = 100;
+      std::atomic<bool> called{false};
+      const Work work = comm->start(sum(&first));
+      if (round % 3 == rank) work->wait();  // on one rank the callback runs here
+      work->on_done_in_order([&] {
+        if (rank == round % 2) std::this_thread::sleep_for(100us);
+        comm->run(sum(&inner));
+        called = true;
+      });
+      comm->start(sum(&later))->wait();
+      while (!called) std::this_thread::yield();
+      EXPECT_EQ(first, 3);
+      EXPECT_EQ(inner, 30);
+      EXPECT_EQ(later, 300);
+    }
+  });
+}
+
+TEST(Programs, RunBesideOtherOperationsOfTheGroup) {
+  run_threads(2, [](int rank, const Comm& comm) {
+    for (int round = 0; round < 60; ++round) {
+      float a = 1;
+      float b = 2;
+      float c = 3;
+      const Work program = comm->start(tccl::Program{"two sums", 2,
+                                                     [&](const tccl::Program::Run& run) {
+                                                       run(sum(&a));
+                                                       b *= a;
+                                                       run(sum(&b));
+                                                     }},
+                                       {});
+      const Work plain = comm->start(sum(&c));
+      (rank == round % 2 ? plain : program)->wait();
+      program->wait();
+      plain->wait();
+      EXPECT_EQ(a, 2);
+      EXPECT_EQ(b, 8);
+      EXPECT_EQ(c, 6);
+    }
+  });
+}
+
+TEST(Messages, BeyondARingReachARankThatWaitsElsewhere) {
+  run_threads(2, [](int rank, const Comm& comm) {
+    constexpr int kMessages = 60;
+    if (rank == 1)
+      for (int i = 0; i < kMessages; ++i) comm->run(tccl::send(&i, sizeof i, 0));
+    comm->run(tccl::barrier());
+    if (rank == 0)
+      for (int i = 0; i < kMessages; ++i) {
+        int received = -1;
+        comm->run(tccl::recv(&received, sizeof received, 1));
+        EXPECT_EQ(received, i);
+      }
+  });
+}
+
+TEST(Messages, ThatWereCancelledTakeNothing) {
+  run_threads(2, [](int rank, const Comm& comm) {
+    for (int round = 0; round < 100; ++round) {
+      int value = rank * 1000 + round;
+      int received = -1;
+      int never = -1;
+      const Work given_up = comm->start(tccl::recv(&never, sizeof never, 1 - rank, 7));
+      EXPECT_TRUE(given_up->cancel());
+      EXPECT_FALSE(given_up->cancel());
+      EXPECT_THROW(given_up->wait(), tccl::Error);
+      comm->run(tccl::barrier());
+      const Work sent = comm->start(tccl::send(&value, sizeof value, 1 - rank, 7));
+      comm->run(tccl::recv(&received, sizeof received, 1 - rank, 7));
+      sent->wait();
+      EXPECT_EQ(received, (1 - rank) * 1000 + round);
+      EXPECT_EQ(never, -1);
+      EXPECT_FALSE(comm->start(tccl::barrier())->cancel());
+    }
+    EXPECT_EQ(comm->error(), nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace faults

@@ -105,14 +105,43 @@ bool P2p::advance_locked() {
   return moved;
 }
 
+/// A thread in wait_for(). Callbacks of the work it waits for run on it, when it no longer attends
+/// to the engine: that spares a switch to another thread and back.
+class P2p::Waiting {
+ public:
+  Waiting(P2p& engine, const P2pWork& work) : engine_(engine), work_(work), outer_(innermost_) {
+    innermost_ = this;
+    engine_.waiters_.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Waiting() {
+    innermost_ = outer_;
+    engine_.last_attended_.store(Clock::now(), std::memory_order_relaxed);
+    engine_.waiters_.fetch_sub(1, std::memory_order_release);  // pairs with is_attended()
+    if (callbacks_) callbacks_();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  /// Where callbacks of `work` should run if this thread has completed it.
+  static WorkState::Submit submit_for(const P2pWork& work, const WorkState::Submit& elsewhere) {
+    if (innermost_ == nullptr || &innermost_->work_ != &work) return elsewhere;
+    return [waiting = innermost_](std::function<void()> callbacks) {
+      waiting->callbacks_ = std::move(callbacks);
+    };
+  }
+
+ private:
+  static thread_local Waiting* innermost_;
+  P2p& engine_;
+  const P2pWork& work_;
+  Waiting* outer_;
+  std::function<void()> callbacks_;
+};
+
+thread_local P2p::Waiting* P2p::Waiting::innermost_ = nullptr;
+
 void P2p::wait_for(P2pWork& work, Deadline deadline) {
-  struct Attend {
-    std::atomic<int>& waiters;
-    explicit Attend(std::atomic<int>& w) : waiters(w) {
-      waiters.fetch_add(1, std::memory_order_relaxed);
-    }
-    ~Attend() { waiters.fetch_sub(1, std::memory_order_release); }
-  } attend(waiters_);
+  const Waiting waiting(*this, work);
   auto next_poll = Clock::now();
   wait_until(
       group_.mine().p2p_bell, [&] { return work.done() || (advance(false), work.done()); },
@@ -367,7 +396,8 @@ void P2p::complete(const std::vector<WorkPtr>& finished) {
         work->pending_error_ = std::make_exception_ptr(group_.fail(error));
     }
   }
-  for (const WorkPtr& work : finished) work->complete(work->pending_error_, run_elsewhere_);
+  for (const WorkPtr& work : finished)
+    work->complete(work->pending_error_, Waiting::submit_for(*work, run_elsewhere_));
   ring_fence();
   group_.mine().p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
   completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()

@@ -66,9 +66,13 @@ class P2p : public std::enable_shared_from_this<P2p> {
   [[nodiscard]] bool has_outstanding() const noexcept {
     return outstanding_count_.load(std::memory_order_relaxed) != 0;
   }
-  /// A thread in wait() moves the data itself; the progress thread need not.
+  /// A thread in wait() moves the data itself; the progress thread need not. Nor need it step in
+  /// between two waits: it would only be in the way.
   [[nodiscard]] bool is_attended() const noexcept {
     return waiters_.load(std::memory_order_acquire) != 0;  // pairs with leaving wait_for()
+  }
+  [[nodiscard]] bool was_attended_since(Clock::time_point time) const noexcept {
+    return is_attended() || last_attended_.load(std::memory_order_relaxed) >= time;
   }
 
   /// Cancels receives and waits for sends, each up to its deadline. Nothing moves afterwards.
@@ -76,6 +80,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
 
  private:
   using WorkPtr = std::shared_ptr<P2pWork>;
+  class Waiting;
   friend class P2pWork;
 
   struct Unexpected {
@@ -143,6 +148,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   WorkState::Submit run_elsewhere_;
   std::function<void()> poll_interrupt_;
   std::atomic<int> waiters_{0};
+  std::atomic<Clock::time_point> last_attended_{};  // relaxed: a hint
   std::atomic<std::size_t> outstanding_count_{0};
   std::atomic<int> completing_{0};  // threads that hold finished works
 

@@ -19,6 +19,8 @@ constexpr auto kNap = std::chrono::milliseconds(1);
 constexpr auto kStayAwake = std::chrono::microseconds(200);
 /// Traffic comes in bursts: within this time a new operation needs no kick.
 constexpr auto kStayAlert = std::chrono::milliseconds(100);
+/// Whoever has just waited for messages will probably do so again.
+constexpr auto kRecently = std::chrono::milliseconds(1);
 constexpr auto kLongSleep = std::chrono::seconds(1);
 
 }  // namespace
@@ -75,8 +77,10 @@ struct Progress::State {
         if (outstanding || (engine && everyone)) engines_to_see.push_back(std::move(engine));
       }
     }
+    const auto recently = Clock::now() - kRecently;
     for (const auto& engine : engines_to_see)
-      if (!engine->is_attended()) *moved |= engine->advance(true);
+      if (everyone ? !engine->is_attended() : !engine->was_attended_since(recently))
+        *moved |= engine->advance(true);
     return busy;
   }
 };

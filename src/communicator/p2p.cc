@@ -143,17 +143,19 @@ thread_local P2p::Waiting* P2p::Waiting::innermost_ = nullptr;
 void P2p::wait_for(P2pWork& work, Deadline deadline) {
   const Waiting waiting(*this, work);
   auto next_poll = Clock::now();
-  wait_until(
-      group_.mine().p2p_bell, [&] { return work.done() || (advance(false), work.done()); },
-      [&] {
-        advance(true);
-        const auto now = Clock::now();
-        if (poll_interrupt_ && now >= next_poll) {
-          next_poll = now + kInterruptPeriod;
-          poll_interrupt_();
-        }
-        return work.done() || now >= deadline;
-      });
+  bool ended = false;
+  const auto give_up = [&] {
+    advance(true);
+    const auto now = Clock::now();
+    if (poll_interrupt_ && now >= next_poll) {
+      next_poll = now + kInterruptPeriod;
+      poll_interrupt_();
+    }
+    return ended = work.done() || now >= deadline;
+  };
+  // As long as something moves it is too early to sleep: each turn begins with spinning.
+  const auto something_moves = [&] { return work.done() || advance(false) || work.done(); };
+  while (!work.done() && !ended) wait_until(group_.mine().p2p_bell, something_moves, give_up);
 }
 
 // --- receiving ---

@@ -119,6 +119,8 @@ class Call {
   /// For what the Work shows: its profiler rows, and its result.
   void set_tensors(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
 
+  /// All of it has been checked.
+  void accept() noexcept { end_batch_on_throw_.batches = nullptr; }
   [[nodiscard]] const Method& method() const noexcept { return *method_; }
   /// Null if the call is anything but one plain operation.
   [[nodiscard]] const tccl::Operation* single() const noexcept {

@@ -34,7 +34,7 @@ class Ledger {
     const Hook* expected = nullptr;
     if (!hook_.compare_exchange_strong(expected, own.get(), std::memory_order_acq_rel))
       return false;
-    own.release();
+    static_cast<void>(own.release());
     return true;
   }
   [[nodiscard]] const Hook* hook() const noexcept {

@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 // Tags of users are 31 bits.
 constexpr std::uint64_t kTag = std::uint64_t{1} << 40;
-enum Answer : char { kFailed = 0, kPassed = 1 };
+enum Answer : char { failed = 0, passed = 1 };
 
 class MonitoredBarrier {
  public:
@@ -35,7 +35,7 @@ class MonitoredBarrier {
       if (!arrival.comes_by(deadline_)) missing.push_back(arrival.peer);
       if (!missing.empty() && !wait_all_ranks) break;
     }
-    const Answer answer = missing.empty() ? kPassed : kFailed;
+    const Answer answer = missing.empty() ? passed : failed;
     std::vector<Message> answers;
     for (const Message& arrival : arrivals)
       if (arrival.work->done()) answers.push_back(send(arrival.peer, answer));
@@ -50,10 +50,10 @@ class MonitoredBarrier {
   }
 
   void follow() {
-    Message arrival = send(0, kPassed);
+    Message arrival = send(0, passed);
     Message answer = receive(0);
     const bool answered = arrival.comes_by(deadline_) && answer.comes_by(deadline_);
-    if (answered && *answer.buffer == kPassed) return;
+    if (answered && *answer.buffer == passed) return;
     TORCH_CHECK(false, "[Rank ", communicator_.rank(), "]: Rank ", communicator_.rank(),
                 " successfully reached monitoredBarrier, but received errors while waiting for ",
                 "send/recv from rank 0: ",
@@ -89,7 +89,7 @@ class MonitoredBarrier {
   };
 
   Message receive(int source) {
-    Message message(source, kFailed);
+    Message message(source, failed);
     message.work =
         communicator_.start(tccl::recv(message.buffer.get(), 1, source, tag_),
                             {.timeout = milliseconds::max(), .keepalive = message.buffer});

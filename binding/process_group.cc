@@ -1,14 +1,13 @@
 #include "process_group.h"
 
 #include <ATen/record_function.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "context.h"
 #include "errors.h"
+#include "gil.h"
 #include "monitored_barrier.h"
 #include "sparse.h"
 #include "work.h"
@@ -74,8 +73,7 @@ ProcessGroupCCL::ProcessGroupCCL(const StorePtr& store, int rank, int size,
 // Python may drop the last reference, and it does so with the GIL held; but close() waits for
 // operations whose callbacks may need the GIL.
 ProcessGroupCCL::~ProcessGroupCCL() {
-  std::optional<pybind11::gil_scoped_release> without_gil;
-  if (Py_IsInitialized() && PyGILState_Check()) without_gil.emplace();
+  const WithoutGil without_gil;
   communicator_->close();
 }
 
@@ -111,7 +109,8 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::milliseconds timeout,
                                                  bool asynchronous) {
-  // Shared even if it runs here: an interrupted call may leave its operation in the queue.
+  // Shared even if it runs here: the operation may have to be queued.
+  arguments.accept();
   const auto call = std::make_shared<const Call>(std::move(arguments));
   at::RecordFunction row(at::RecordScope::FUNCTION);
   if (row.isActive()) {
@@ -133,6 +132,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
       work->complete(nullptr);
     }
   } catch (const tccl::Error& error) {
+    facts_.batches.abandon();
     if (error.code() != tccl::Errc::invalid_argument)  // else it has not happened
       work->complete(as_torch(std::current_exception()));
     throw_as_torch(error);

@@ -7,6 +7,7 @@
 
 #include "deadline.h"
 #include "errors.h"
+#include "gil.h"
 
 namespace torch_ccl {
 namespace {
@@ -36,13 +37,14 @@ c10d::WorkResult result_of(const std::exception_ptr& error) {
 }  // namespace
 
 WorkCCL::WorkCCL(const Call& call, uint64_t sequence,
-                 std::shared_ptr<tccl::Communicator> communicator, std::shared_ptr<Ledger> ledger)
+                 const std::shared_ptr<tccl::Communicator>& communicator,
+                 std::shared_ptr<Ledger> ledger)
     : Work(-1, call.method().type, call.method().title, tensors_for_profiler(call)),
       method_(call.method()),
       outputs_(call.outputs()),
       elements_(elements_of(call)),
       sequence_(sequence),
-      communicator_(std::move(communicator)),
+      communicator_(communicator),
       ledger_(std::move(ledger)) {
   ledger_->begin();
 }
@@ -86,19 +88,29 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
 }
 
 void WorkCCL::complete(const std::exception_ptr& error) noexcept {
-  FuturePtr future_result;
   std::shared_ptr<tccl::Work> finished;  // let go of outside the lock
+  bool has_future = false;
   {
     const std::lock_guard lock(mutex_);
     exception_ = error;
     outcome_known_ = true;
     finished_ = std::chrono::steady_clock::now();
-    future_result = future_result_;
     finished = std::move(operation_);
     if (finished) source_ = finished->source();
+    has_future = announcing_is_left_ = future_ != nullptr;
   }
   cv_.notify_all();
   finish(error);
+  if (!has_future) announce();  // else after the Future: a hook or callback may wait for that
+}
+
+void WorkCCL::announce() noexcept {
+  FuturePtr future_result;
+  {
+    const std::lock_guard lock(mutex_);
+    future_result = future_result_;
+    result_announced_ = true;
+  }
   if (future_result) mark_result(*future_result);
   call_hook();
   ledger_->end();
@@ -121,6 +133,7 @@ bool WorkCCL::isCompleted() {
 }
 
 bool WorkCCL::wait(std::chrono::milliseconds timeout) {
+  const WithoutGil without_gil;  // torch's synchronize() holds it
   at::RecordFunction row(at::RecordScope::FUNCTION);
   if (row.isActive()) row.before(c10::str("pg::wait::", method_.name, "::sz:", elements_));
   std::unique_lock lock(mutex_);
@@ -175,7 +188,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
   std::unique_lock lock(mutex_);
   if (future_) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-  const auto future = future_;
+  auto future = future_;
   const auto operation = operation_;
   lock.unlock();
   if (operation) {
@@ -188,34 +201,40 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFutureResult() {
-  const std::lock_guard lock(mutex_);
-  if (!future_result_) {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-    if (outcome_known_) mark_result(*future);
-    future_result_ = std::move(future);
-  }
-  return future_result_;
+  std::unique_lock lock(mutex_);
+  if (future_result_) return future_result_;
+  auto future = future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  const bool marks = result_announced_;  // else announce() will
+  lock.unlock();
+  if (marks) mark_result(*future);
+  return future;
 }
 
 void WorkCCL::mark(c10::ivalue::Future& future) {
+  std::exception_ptr error;
+  bool announces = false;
   {
+    const WithoutGil without_gil;
     std::unique_lock lock(mutex_);  // the results may still be on their way to the tensors
     cv_.wait(lock, [this] { return outcome_known_; });
+    error = exception_;
+    announces = std::exchange(announcing_is_left_, false);
   }
   try {
-    if (exception_) {
-      future.setError(exception_);
+    if (error) {
+      future.setError(error);
     } else {
       future.markCompleted(c10::IValue(std::vector<at::Tensor>(outputs_.begin(), outputs_.end())));
     }
   } catch (const std::exception& e) {  // from a callback; the operation itself is fine
     TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
   }
+  if (announces) announce();
 }
 
-void WorkCCL::mark_result(c10::ivalue::Future& future) const {
+void WorkCCL::mark_result(c10::ivalue::Future& future) const noexcept {
   try {
-    future.markCompleted(c10::IValue(static_cast<int64_t>(result_of(exception_))));
+    future.markCompleted(c10::IValue(static_cast<int64_t>(result_of(exception()))));
   } catch (const std::exception& e) {
     TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
   }
@@ -227,7 +246,7 @@ bool WorkBatch::isCompleted() {
 
 std::exception_ptr WorkBatch::exception() const {
   for (const auto& work : works_)
-    if (const auto error = work->exception()) return error;
+    if (auto error = work->exception()) return error;
   return nullptr;
 }
 
@@ -266,7 +285,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFuture() {
   for (const auto& work : works_) futures.push_back(work->getFuture());
   return c10::collectAll(futures)->then(
       [tensors = result(), futures](c10::ivalue::Future&) {
-        for (const c10::intrusive_ptr<c10::ivalue::Future>& future : futures)
+        for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures)
           if (future->hasError()) std::rethrow_exception(future->exception_ptr());
         return c10::IValue(tensors);
       },

@@ -20,8 +20,8 @@ namespace torch_ccl {
 
 class WorkCCL final : public c10d::Work {
  public:
-  WorkCCL(const Call& call, uint64_t sequence, std::shared_ptr<tccl::Communicator> communicator,
-          std::shared_ptr<Ledger> ledger);
+  WorkCCL(const Call& call, uint64_t sequence,
+          const std::shared_ptr<tccl::Communicator>& communicator, std::shared_ptr<Ledger> ledger);
   ~WorkCCL() override;
 
   /// Makes `work` complete when `operation` is. If that succeeds, `finalize` runs first.
@@ -56,7 +56,8 @@ class WorkCCL final : public c10d::Work {
 
   void await(tccl::Work& operation, std::chrono::milliseconds timeout);
   void mark(c10::ivalue::Future& future);
-  void mark_result(c10::ivalue::Future& future) const;
+  void mark_result(c10::ivalue::Future& future) const noexcept;
+  void announce() noexcept;
   void call_hook() const noexcept;
 
   const Method& method_;
@@ -69,6 +70,8 @@ class WorkCCL final : public c10d::Work {
 
   // Guarded by mutex_ of the base class, as is its exception_.
   bool outcome_known_ = false;
+  bool announcing_is_left_ = false;  // to whoever marks the Future
+  bool result_announced_ = false;
   Time finished_;
   int source_ = -1;
   std::shared_ptr<tccl::Work> operation_;  // until the outcome is known

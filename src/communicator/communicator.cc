@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <tuple>
 
 #include "base/format.h"
@@ -128,8 +129,8 @@ void CommunicatorImpl::run(const Operation& operation, const CallOptions& option
   require_open();
   validate_here(operation);
   prepare(own);
-  if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(own))->wait();
-  lane_->run(operation, own);
+  if (is_point_to_point(operation.op)) return await(p2p_->start(operation, std::move(own)));
+  if (!lane_->try_run(operation, own)) await(lane_->start(operation, own));
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
@@ -144,7 +145,23 @@ void CommunicatorImpl::run(Program program, const CallOptions& options) {
   CallOptions own = options;
   require_open();
   prepare(own);
-  lane_->run(program, own);
+  if (!lane_->try_run(program, own)) await(lane_->start(program, own));
+}
+
+/// If the wait ends before the operation does, nothing may touch the caller's memory any more.
+void CommunicatorImpl::await(const std::shared_ptr<Work>& work) {
+  std::exception_ptr problem;
+  try {
+    return work->wait();
+  } catch (...) {
+    if (work->done() || work->cancel()) throw;
+    problem = std::current_exception();
+  }
+  const Error reason = group_->fail(Error(
+      Errc::aborted, formatted("rank {} of group {} was interrupted", rank_, name()), {rank_}));
+  if (!lane_->withdraw(*work, reason))
+    while (!work->done()) std::this_thread::sleep_for(Milliseconds(1));
+  std::rethrow_exception(problem);
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(Program program, CallOptions options) {
@@ -234,7 +251,10 @@ void CommunicatorImpl::leave() noexcept {
 }
 
 void CommunicatorImpl::close() noexcept {
-  if (context_->forked() || closed_.exchange(true)) return;
+  if (context_->forked()) return;
+  // A signal handler, say: it cannot wait for the operation that it interrupts.
+  if (lane_->is_run_by_this_thread()) return abort("it was closed in the middle of an operation");
+  if (closed_.exchange(true)) return;
   lane_->close();
   p2p_->close();
   const std::lock_guard lock(mutex_);

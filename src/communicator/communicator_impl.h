@@ -40,6 +40,7 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
 
  private:
   void require_open() const;
+  void await(const std::shared_ptr<Work>& work);
   void prepare(CallOptions& options) const;
   void validate_here(const Operation& operation) const;
   void execute(const Operation& operation, Milliseconds timeout) override;

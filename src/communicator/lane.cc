@@ -32,11 +32,12 @@ void CollectiveWork::execute(LaneExecutor& executor) const {
 /// one thread are nested: a callback may wait, and thereby run other operations.
 class Lane::CallbackScope {
  public:
-  CallbackScope(Lane& lane, Queue::iterator gate) : lane_(lane), gate_(gate), outer_(innermost_) {
-    innermost_ = this;
+  CallbackScope(Lane& lane, Queue::iterator gate)
+      : lane_(lane), gate_(gate), outer_(innermost_scope) {
+    innermost_scope = this;
   }
   ~CallbackScope() {
-    innermost_ = outer_;
+    innermost_scope = outer_;
     const std::lock_guard lock(lane_.mutex_);
     lift();
     if (!lane_.taken_ && lane_.next_is_ready()) lane_.call_driver_locked();
@@ -44,7 +45,7 @@ class Lane::CallbackScope {
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
 
-  static CallbackScope* innermost() { return innermost_; }
+  static CallbackScope* innermost() { return innermost_scope; }
   [[nodiscard]] CallbackScope* outer() const { return outer_; }
   [[nodiscard]] bool stands_in(const Lane& lane) const { return &lane_ == &lane && !lifted_; }
   [[nodiscard]] Queue::iterator gate() const { return gate_; }
@@ -54,14 +55,14 @@ class Lane::CallbackScope {
   }
 
  private:
-  static thread_local CallbackScope* innermost_;
+  static thread_local CallbackScope* innermost_scope;
   Lane& lane_;
   Queue::iterator gate_;
   bool lifted_ = false;
   CallbackScope* outer_;
 };
 
-thread_local Lane::CallbackScope* Lane::CallbackScope::innermost_ = nullptr;
+thread_local Lane::CallbackScope* Lane::CallbackScope::innermost_scope = nullptr;
 
 void CollectiveWork::on_done_in_order(std::function<void()> callback) {
   on_done([lane = lane_, gate = lane_->add_gate(), callback = std::move(callback)] {
@@ -84,14 +85,36 @@ std::uint32_t operations_in(const Program& program) { return program.operations;
 
 }  // namespace
 
+namespace {
+
+/// The lane whose operation the thread is running, for what interrupts it.
+thread_local const Lane* running_lane = nullptr;
+
+class RunningMark {
+ public:
+  explicit RunningMark(const Lane* lane) : outer_(std::exchange(running_lane, lane)) {}
+  ~RunningMark() { running_lane = outer_; }
+  RunningMark(const RunningMark&) = delete;
+  RunningMark& operator=(const RunningMark&) = delete;
+
+ private:
+  const Lane* outer_;
+};
+
+}  // namespace
+
+bool Lane::is_run_by_this_thread() const noexcept { return running_lane == this; }
+
 template <class Entry>
-void Lane::run(const Entry& entry, const Communicator::CallOptions& options) {
-  if (!try_take_idle(operations_in(entry))) return start(entry, options)->wait();
+bool Lane::try_run(const Entry& entry, const Communicator::CallOptions& options) {
+  if (!try_take_idle(operations_in(entry))) return false;
   struct Release {
     Lane& lane;
     ~Release() { lane.release(/*stays=*/false); }
   } release{*this};
+  const RunningMark mark(this);
   executor_.execute(entry, options.timeout);
+  return true;
 }
 
 template <class Entry>
@@ -108,8 +131,8 @@ std::shared_ptr<CollectiveWork> Lane::start(const Entry& entry, Communicator::Ca
   return work;
 }
 
-template void Lane::run(const Operation&, const Communicator::CallOptions&);
-template void Lane::run(const Program&, const Communicator::CallOptions&);
+template bool Lane::try_run(const Operation&, const Communicator::CallOptions&);
+template bool Lane::try_run(const Program&, const Communicator::CallOptions&);
 template std::shared_ptr<CollectiveWork> Lane::start(const Operation&, Communicator::CallOptions);
 template std::shared_ptr<CollectiveWork> Lane::start(const Program&, Communicator::CallOptions);
 
@@ -208,9 +231,16 @@ void Lane::release(bool stays) {
 void Lane::execute_and_release(const WorkPtr& work) {
   std::exception_ptr error;
   try {
+    const RunningMark mark(this);
     work->execute(executor_);
   } catch (...) {
     error = std::current_exception();
+  }
+  if (CallbackScope::innermost() != nullptr) {
+    // In the middle of a callback that waits. Others must not run inside it: one that comes later
+    // in the order would have to lift its gate.
+    drivers_.submit([work, error] { work->complete(error); });
+    return release(/*stays=*/true);
   }
   release(/*stays=*/true);
   // Callbacks may take long, or wait for what is queued here: someone else must go on meanwhile.
@@ -218,6 +248,19 @@ void Lane::execute_and_release(const WorkPtr& work) {
     call_driver_if_needed();
     callbacks();
   });
+}
+
+bool Lane::withdraw(const Work& work, const Error& reason) {
+  WorkPtr withdrawn;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(queue_, &work, &WorkPtr::get);
+    if (found == queue_.end()) return false;
+    withdrawn = std::move(*found);
+    queue_.erase(found);
+  }
+  withdrawn->complete(std::make_exception_ptr(reason));
+  return true;
 }
 
 void Lane::drive() {

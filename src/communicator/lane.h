@@ -68,11 +68,16 @@ class Lane : public std::enable_shared_from_this<Lane> {
         executor_(executor),
         poll_interrupt_(std::move(poll_interrupt)) {}
 
-  /// `Entry` is an Operation or a Program.
+  /// Runs it here if nothing else is under way; else returns false. `Entry` is an Operation or a
+  /// Program.
   template <class Entry>
-  void run(const Entry& entry, const Communicator::CallOptions& options);
+  bool try_run(const Entry& entry, const Communicator::CallOptions& options);
   template <class Entry>
   std::shared_ptr<CollectiveWork> start(const Entry& entry, Communicator::CallOptions options);
+  /// Takes it out of the queue and fails it, if it has not begun.
+  bool withdraw(const Work& work, const Error& reason);
+  /// Whether the calling thread is running an operation of this lane: in an interrupt, that is.
+  [[nodiscard]] bool is_run_by_this_thread() const noexcept;
   /// Takes no further operations and waits until everything that was started is complete.
   void close() noexcept;
   [[nodiscard]] bool is_idle() const;

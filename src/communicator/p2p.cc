@@ -40,7 +40,7 @@ void P2pWork::help_until_done(Deadline deadline) { engine_->wait_for(*this, dead
 
 std::string P2pWork::description() const { return engine_->describe(*this); }
 
-bool P2pWork::cancel() noexcept { return engine_->cancel(*this); }
+bool P2pWork::cancel() noexcept { return !is_inherited() && engine_->cancel(*this); }
 
 P2p::P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
          WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt)
@@ -83,8 +83,10 @@ bool P2p::advance(bool look_for_trouble) {
     const std::lock_guard lock(mutex_);
     if (closed_) return false;
     moved = advance_locked();
-    if (look_for_trouble)
+    if (look_for_trouble) {
       this->look_for_trouble();  // after the data: a peer may have left in order
+      last_look_.store(Clock::now(), std::memory_order_relaxed);
+    }
     finished = take_finished_locked();
   }
   complete(finished);
@@ -109,12 +111,12 @@ bool P2p::advance_locked() {
 /// to the engine: that spares a switch to another thread and back.
 class P2p::Waiting {
  public:
-  Waiting(P2p& engine, const P2pWork& work) : engine_(engine), work_(work), outer_(innermost_) {
-    innermost_ = this;
+  Waiting(P2p& engine, const P2pWork& work) : engine_(engine), work_(work), outer_(innermost_wait) {
+    innermost_wait = this;
     engine_.waiters_.fetch_add(1, std::memory_order_relaxed);
   }
   ~Waiting() {
-    innermost_ = outer_;
+    innermost_wait = outer_;
     engine_.last_attended_.store(Clock::now(), std::memory_order_relaxed);
     engine_.waiters_.fetch_sub(1, std::memory_order_release);  // pairs with is_attended()
     if (callbacks_) callbacks_();
@@ -124,38 +126,48 @@ class P2p::Waiting {
 
   /// Where callbacks of `work` should run if this thread has completed it.
   static WorkState::Submit submit_for(const P2pWork& work, const WorkState::Submit& elsewhere) {
-    if (innermost_ == nullptr || &innermost_->work_ != &work) return elsewhere;
-    return [waiting = innermost_](std::function<void()> callbacks) {
+    if (innermost_wait == nullptr || &innermost_wait->work_ != &work) return elsewhere;
+    return [waiting = innermost_wait](std::function<void()> callbacks) {
       waiting->callbacks_ = std::move(callbacks);
     };
   }
 
  private:
-  static thread_local Waiting* innermost_;
+  static thread_local Waiting* innermost_wait;
   P2p& engine_;
   const P2pWork& work_;
   Waiting* outer_;
   std::function<void()> callbacks_;
 };
 
-thread_local P2p::Waiting* P2p::Waiting::innermost_ = nullptr;
+thread_local P2p::Waiting* P2p::Waiting::innermost_wait = nullptr;
 
 void P2p::wait_for(P2pWork& work, Deadline deadline) {
+  auto next_poll = Clock::now() + kInterruptPeriod;
+  while (!work.done() && Clock::now() < deadline) {
+    attend_until(work, std::min(deadline, next_poll));
+    if (work.done() || Clock::now() < next_poll) continue;
+    // Not while attending: a signal handler may do anything, also close the group.
+    next_poll = Clock::now() + kInterruptPeriod;
+    if (poll_interrupt_) poll_interrupt_();
+  }
+}
+
+void P2p::attend_until(P2pWork& work, Deadline deadline) {
   const Waiting waiting(*this, work);
-  auto next_poll = Clock::now();
-  bool ended = false;
+  const auto something_moves = [&] { return work.done() || advance(false) || work.done(); };
   const auto give_up = [&] {
     advance(true);
-    const auto now = Clock::now();
-    if (poll_interrupt_ && now >= next_poll) {
-      next_poll = now + kInterruptPeriod;
-      poll_interrupt_();
-    }
-    return ended = work.done() || now >= deadline;
+    return work.done() || Clock::now() >= deadline;
   };
   // As long as something moves it is too early to sleep: each turn begins with spinning.
-  const auto something_moves = [&] { return work.done() || advance(false) || work.done(); };
-  while (!work.done() && !ended) wait_until(group_.mine().p2p_bell, something_moves, give_up);
+  auto next_look = Clock::now() + kSleepSlice;
+  while (!work.done() && Clock::now() < deadline) {
+    wait_until(group_.mine().p2p_bell, something_moves, give_up);
+    if (Clock::now() < next_look) continue;
+    next_look = Clock::now() + kSleepSlice;
+    give_up();
+  }
 }
 
 // --- receiving ---

@@ -74,6 +74,10 @@ class P2p : public std::enable_shared_from_this<P2p> {
   [[nodiscard]] bool was_attended_since(Clock::time_point time) const noexcept {
     return is_attended() || last_attended_.load(std::memory_order_relaxed) >= time;
   }
+  /// Whether somebody has looked for trouble since: waits that are short never do.
+  [[nodiscard]] bool was_looked_at_since(Clock::time_point time) const noexcept {
+    return last_look_.load(std::memory_order_relaxed) >= time;
+  }
 
   /// Cancels receives and waits for sends, each up to its deadline. Nothing moves afterwards.
   void close() noexcept;
@@ -109,6 +113,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   };
 
   void wait_for(P2pWork& work, Deadline deadline);
+  void attend_until(P2pWork& work, Deadline deadline);
   bool advance_locked();
 
   bool take_cells(int source);
@@ -148,7 +153,8 @@ class P2p : public std::enable_shared_from_this<P2p> {
   WorkState::Submit run_elsewhere_;
   std::function<void()> poll_interrupt_;
   std::atomic<int> waiters_{0};
-  std::atomic<Clock::time_point> last_attended_{};  // relaxed: a hint
+  std::atomic<Clock::time_point> last_attended_{};  // relaxed: hints, both
+  std::atomic<Clock::time_point> last_look_{};      // for trouble
   std::atomic<std::size_t> outstanding_count_{0};
   std::atomic<int> completing_{0};  // threads that hold finished works
 

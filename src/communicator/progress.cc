@@ -21,6 +21,8 @@ constexpr auto kStayAwake = std::chrono::microseconds(200);
 constexpr auto kStayAlert = std::chrono::milliseconds(100);
 /// Whoever has just waited for messages will probably do so again.
 constexpr auto kRecently = std::chrono::milliseconds(1);
+/// Somebody must look at deadlines and dead peers this often.
+constexpr auto kLookPeriod = std::chrono::milliseconds(10);
 constexpr auto kLongSleep = std::chrono::seconds(1);
 
 }  // namespace
@@ -77,10 +79,13 @@ struct Progress::State {
         if (outstanding || (engine && everyone)) engines_to_see.push_back(std::move(engine));
       }
     }
-    const auto recently = Clock::now() - kRecently;
-    for (const auto& engine : engines_to_see)
-      if (everyone ? !engine->is_attended() : !engine->was_attended_since(recently))
-        *moved |= engine->advance(true);
+    const auto now = Clock::now();
+    for (const auto& engine : engines_to_see) {
+      const bool in_good_hands = everyone ? engine->is_attended()
+                                          : engine->was_attended_since(now - kRecently) &&
+                                                engine->was_looked_at_since(now - kLookPeriod);
+      if (!in_good_hands) *moved |= engine->advance(true);
+    }
     return busy;
   }
 };

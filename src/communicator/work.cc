@@ -67,7 +67,7 @@ void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>&
 }
 
 void WorkState::wait_by(Deadline deadline) {
-  if (!done() && process_ != ::getpid())
+  if (!done() && is_inherited())
     throw Error(Errc::aborted, "this process was forked from a rank and has no part in its groups");
   if (!done()) help_until_done(deadline);
   if (!done())

@@ -47,6 +47,8 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   /// Sleeps until completion by another thread, at most until `deadline`; polls for interrupts.
   void sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt);
   void set_source(int rank) noexcept { source_ = rank; }
+  /// In a forked child, which has no part in it.
+  [[nodiscard]] bool is_inherited() const noexcept { return process_ != ::getpid(); }
   [[nodiscard]] const Communicator::CallOptions& options() const noexcept { return options_; }
 
  private:

@@ -1,5 +1,7 @@
 """What a group offers beside collectives: batches, splits, hooks, errors, futures, durations."""
 
+import os
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -334,6 +336,63 @@ def check_get_error(rank: int, size: int) -> None:
 
 def test_errors_are_known():
     run_ranks(2, check_get_error)
+
+
+def check_close_in_signal_handler(rank: int, size: int, wait_name: str) -> None:
+    """As programs do on SIGTERM: the operation that it interrupts fails, nothing hangs."""
+    waits = {
+        "collective": lambda: dist.all_reduce(torch.ones(3)),
+        "message": lambda: dist.recv(torch.ones(3), 0),
+    }
+    if rank == 0:
+        time.sleep(1.5)
+        return
+    closed = []
+
+    def handler(*_):
+        dist.group.WORLD.shutdown()
+        closed.append(True)
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(dist.DistBackendError):
+        waits[wait_name]()
+    assert closed
+
+
+@pytest.mark.parametrize("wait_name", ["collective", "message"])
+def test_close_in_signal_handler(wait_name):
+    run_ranks(2, check_close_in_signal_handler, wait_name, bound_s=20)
+
+
+def check_dropped_receive_in_child(rank: int, size: int) -> None:
+    work = dist.irecv(torch.zeros(3), 1 - rank)
+    child = os.fork()
+    if child == 0:
+        del work
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.send(torch.ones(3), 1 - rank)
+    work.wait()
+
+
+def test_dropped_receive_in_child():
+    run_ranks(2, check_dropped_receive_in_child)
+
+
+def check_synchronize_with_callbacks(rank: int, size: int) -> None:
+    """synchronize() comes with the GIL held, which the callback needs."""
+    x, y, seen = torch.ones(1), torch.ones(1), []
+    first = dist.all_reduce(x, async_op=True)
+    first.get_future().then(lambda future: seen.append(future.value()[0].item()))
+    second = dist.all_reduce(y, async_op=True)
+    second.synchronize()
+    first.wait()
+    assert seen == [size] and y.item() == size
+
+
+def test_synchronize_with_callbacks():
+    run_ranks(2, check_synchronize_with_callbacks, bound_s=20)
 
 
 # ---- sparse sums

@@ -66,6 +66,40 @@ TEST(Callbacks, IssueInTheOrderOfTheirRegistration) {
   });
 }
 
+// A callback that waits may run other operations meanwhile, but not their callbacks: these come
+// later in the order.
+TEST(Callbacks, DoNotRunInsideEachOther) {
+  run_threads(2, [](int rank, const Comm& comm) {
+    for (int round = 0; round < 200; ++round) {
+      float a = 1;
+      float x = 10;
+      float c1 = 100;
+      float c2 = 1000;
+      float d1 = 10000;
+      std::atomic<int> called{0};
+      const Work first = comm->start(sum(&a));
+      const Work second = comm->start(sum(&x));
+      first->on_done_in_order([&] {
+        if (rank == round % 2) std::this_thread::sleep_for(50us);
+        comm->run(sum(&c1));
+        comm->run(sum(&c2));
+        ++called;
+      });
+      second->on_done_in_order([&] {
+        comm->run(sum(&d1));
+        ++called;
+      });
+      if (rank == round / 2 % 2) second->wait();
+      while (called < 2) std::this_thread::yield();
+      EXPECT_EQ(a, 2);
+      EXPECT_EQ(x, 20);
+      EXPECT_EQ(c1, 200);
+      EXPECT_EQ(c2, 2000);
+      EXPECT_EQ(d1, 20000);
+    }
+  });
+}
+
 TEST(Programs, RunBesideOtherOperationsOfTheGroup) {
   run_threads(2, [](int rank, const Comm& comm) {
     for (int round = 0; round < 60; ++round) {

@@ -6,13 +6,14 @@
 #include <algorithm>
 
 namespace torch_ccl {
+namespace {
 
+// Below autograd, because the collectives themselves are: they read and write a leaf that requires
+// grad, and an inference tensor outside of inference mode, like any other.
 void copy_below_autograd(const at::Tensor& to, const at::Tensor& from) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   to.copy_(from);
 }
-
-namespace {
 
 // Whether the elements lie in memory one after the other, with the values that the tensor shows.
 bool is_plain(const at::Tensor& tensor) {

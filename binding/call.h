@@ -52,10 +52,6 @@ struct GroupFacts {
   Batches batches{};
 };
 
-// Below autograd, because the collectives themselves are: they read and write a leaf that requires
-// grad, and an inference tensor outside of inference mode, like any other.
-void copy_below_autograd(const at::Tensor& to, const at::Tensor& from);
-
 /// Raises ValueError with the call, the rank and the group in front of `problem`.
 [[noreturn]] void refuse(const Method& method, const GroupFacts& group, const std::string& problem);
 

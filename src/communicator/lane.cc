@@ -83,10 +83,6 @@ namespace {
 std::uint32_t operations_in(const Operation& /*operation*/) { return 1; }
 std::uint32_t operations_in(const Program& program) { return program.operations; }
 
-}  // namespace
-
-namespace {
-
 /// The lane whose operation the thread is running, for what interrupts it.
 thread_local const Lane* running_lane = nullptr;
 
@@ -122,8 +118,7 @@ std::shared_ptr<CollectiveWork> Lane::start(const Entry& entry, Communicator::Ca
   auto work = std::make_shared<CollectiveWork>(shared_from_this(), entry, std::move(options));
   const std::lock_guard lock(mutex_);
   require_open();
-  const CallbackScope* scope = own_scope();
-  queue_.insert(scope ? scope->gate() : queue_.end(), work);
+  queue_.insert(own_place(), work);
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   // Even if the caller will wait at once: it may not, and the peers need this rank. Whoever has
   // taken the lane looks at the queue, or calls a driver, when it is done.
@@ -138,8 +133,13 @@ template std::shared_ptr<CollectiveWork> Lane::start(const Program&, Communicato
 
 Lane::Queue::iterator Lane::add_gate() {
   const std::lock_guard lock(mutex_);
+  return queue_.insert(own_place(), nullptr);
+}
+
+/// Where what the calling thread issues goes: at the end, or before its callback's gate.
+Lane::Queue::iterator Lane::own_place() {
   const CallbackScope* scope = own_scope();
-  return queue_.insert(scope ? scope->gate() : queue_.end(), nullptr);
+  return scope ? scope->gate() : queue_.end();
 }
 
 /// Of the calling thread, if it runs a callback that has a place in this lane's order.
@@ -198,9 +198,7 @@ void Lane::call_driver_if_needed() {
 bool Lane::try_take_idle(std::uint32_t operations) {
   const std::lock_guard lock(mutex_);
   require_open();
-  const CallbackScope* scope = own_scope();
-  const auto own_place = scope ? scope->gate() : queue_.end();
-  if (taken_ || queue_.begin() != own_place) return false;
+  if (taken_ || queue_.begin() != own_place()) return false;
   issued_.fetch_add(operations, std::memory_order_relaxed);
   return taken_ = true;
 }

@@ -93,6 +93,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   friend class CollectiveWork;
 
   Queue::iterator add_gate();
+  Queue::iterator own_place();
   [[nodiscard]] CallbackScope* own_scope() const;
   bool lift_own_gates_before(const CollectiveWork& work);
   [[nodiscard]] bool is_kept_back(const CollectiveWork& work) const;

@@ -8,28 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch_reference import DTYPES
 
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (70_001,)]
 
 

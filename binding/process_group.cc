@@ -90,11 +90,19 @@ std::chrono::milliseconds ProcessGroupCCL::effective(std::chrono::milliseconds t
 
 namespace {
 
-void run(tccl::Communicator& communicator, const std::shared_ptr<const Call>& call,
-         std::chrono::milliseconds timeout) {
-  if (const tccl::Operation* operation = call->single())
-    return communicator.run(*operation, {.timeout = timeout, .keepalive = call});
-  communicator.run(Call::program(call), {.timeout = timeout, .keepalive = call});
+// The usual case needs no memory: `arguments` are shared only if they have to outlive this call.
+void run_to_its_end(tccl::Communicator& communicator, Call& arguments,
+                    std::chrono::milliseconds timeout) {
+  if (const tccl::Operation* operation = arguments.single();
+      operation && communicator.try_run(*operation, timeout))
+    return arguments.finish();
+  const auto call = std::make_shared<const Call>(std::move(arguments));
+  if (const tccl::Operation* operation = call->single()) {
+    communicator.run(*operation, {.timeout = timeout, .keepalive = call});
+  } else {
+    communicator.run(Call::program(call), {.timeout = timeout, .keepalive = call});
+  }
+  call->finish();
 }
 
 std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
@@ -109,26 +117,24 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::milliseconds timeout,
                                                  bool asynchronous) {
-  // Shared even if it runs here: the operation may have to be queued.
   arguments.accept();
-  const auto call = std::make_shared<const Call>(std::move(arguments));
   at::RecordFunction row(at::RecordScope::FUNCTION);
   if (row.isActive()) {
-    const std::vector<c10::IValue> inputs(call->inputs().begin(), call->inputs().end());
-    row.before(c10::str("pg::", call->method().name), &inputs);
+    const std::vector<c10::IValue> inputs(arguments.inputs().begin(), arguments.inputs().end());
+    row.before(c10::str("pg::", arguments.method().name), &inputs);
   }
-  auto work =
-      c10::make_intrusive<WorkCCL>(*call, communicator_->next_sequence(), communicator_, ledger_);
+  auto work = c10::make_intrusive<WorkCCL>(arguments, communicator_->next_sequence(), communicator_,
+                                           ledger_);
   const bool in_batch = facts_.batches.is_open();
   try {
-    if (call->is_empty()) {
+    if (arguments.is_empty()) {
       work->complete(nullptr);
     } else if (asynchronous || in_batch) {
+      const auto call = std::make_shared<const Call>(std::move(arguments));
       const auto operation = start(*communicator_, call, effective(timeout));
       WorkCCL::follow(work, operation, [call] { call->finish(); });
     } else {
-      run(*communicator_, call, effective(timeout));
-      call->finish();
+      run_to_its_end(*communicator_, arguments, effective(timeout));
       work->complete(nullptr);
     }
   } catch (const tccl::Error& error) {

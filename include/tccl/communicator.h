@@ -104,6 +104,9 @@ class TCCL_API Communicator {
   /// Runs the operation to its end, on the calling thread where that is possible.
   virtual void run(const Operation& operation, const CallOptions& options) = 0;
   void run(const Operation& operation) { run(operation, CallOptions()); }
+  /// Runs a collective on the calling thread if none is under way; otherwise, and for messages,
+  /// does nothing and returns false. A timeout of 0 is the communicator's.
+  virtual bool try_run(const Operation& operation, Milliseconds timeout) = 0;
   /// Starts it and returns; wait() on the handle.
   virtual std::shared_ptr<Work> start(const Operation& operation, CallOptions options) = 0;
   std::shared_ptr<Work> start(const Operation& operation) {

@@ -8,17 +8,19 @@ void allgather_direct(Board& board, const Call& call) {
   std::size_t longest = 0;
   for (int rank = 0; rank < board.size(); ++rank)
     longest = std::max(longest, call.output_from(rank).size());
+  const std::size_t per_step = piece_size(longest, board.chunk_bytes());
   const std::size_t own_bytes = call.output_from(board.rank()).size();
-  const std::uint32_t steps = steps_for(longest, board.chunk_bytes());
+  const std::uint32_t steps = steps_for(longest, per_step);
   for (std::uint32_t step = 0; step < steps; ++step) {
-    const Range own = piece(own_bytes, board.chunk_bytes(), step);
-    copy_bytes(board.open_step().input, call.in() + own.begin, own.count);
+    const Range own = piece(own_bytes, per_step, step);
+    board.write(board.open_step().input_of(own.count), call.in() + own.begin, own.count);
     board.post();
     for (int peer = 0; peer < board.size(); ++peer) {
       if (peer == board.rank()) continue;
       const auto target = call.output_from(peer);
-      const Range theirs = piece(target.size(), board.chunk_bytes(), step);
-      copy_bytes(target.data() + theirs.begin, board.await(peer, step).input, theirs.count);
+      const Range theirs = piece(target.size(), per_step, step);
+      copy_bytes(target.data() + theirs.begin, board.await(peer, step).input_of(theirs.count),
+                 theirs.count);
     }
   }
   copy_bytes(call.output_from(board.rank()).data(), call.in(), own_bytes);

@@ -7,14 +7,16 @@ namespace tccl {
 
 void broadcast_direct(Board& board, const Call& call) {
   const bool is_root = board.rank() == call.root();
-  const std::uint32_t steps = steps_for(call.bytes(), board.chunk_bytes());
+  const std::size_t per_step = piece_size(call.bytes(), board.chunk_bytes());
+  const std::uint32_t steps = steps_for(call.bytes(), per_step);
   for (std::uint32_t step = 0; step < steps; ++step) {
-    const Range piece = tccl::piece(call.bytes(), board.chunk_bytes(), step);
+    const Range piece = tccl::piece(call.bytes(), per_step, step);
     const Board::Slot slot = board.open_step();
-    if (is_root) copy_bytes(slot.input, call.in() + piece.begin, piece.count);
+    if (is_root) board.write(slot.input_of(piece.count), call.in() + piece.begin, piece.count);
     board.post();
     if (!is_root)
-      copy_bytes(call.out() + piece.begin, board.await(call.root(), step).input, piece.count);
+      copy_bytes(call.out() + piece.begin, board.await(call.root(), step).input_of(piece.count),
+                 piece.count);
   }
 }
 

@@ -12,6 +12,25 @@
 
 namespace tccl {
 
+/// One piece of memory per rank. Few ranks need no allocation.
+class Sources {
+ public:
+  explicit Sources(int ranks) : count_(static_cast<std::size_t>(ranks)) {
+    if (count_ > kFew) many_.resize(count_);
+  }
+  const void*& operator[](int rank) { return data()[rank]; }
+  [[nodiscard]] std::span<const void* const> all() const {
+    return {count_ > kFew ? many_.data() : few_, count_};
+  }
+
+ private:
+  static constexpr std::size_t kFew = 16;
+  const void** data() { return count_ > kFew ? many_.data() : few_; }
+  std::size_t count_;
+  const void* few_[kFew];
+  std::vector<const void*> many_;
+};
+
 class Call {
  public:
   explicit Call(const Operation& operation)
@@ -39,7 +58,7 @@ class Call {
   }
 
   /// Reduces `bytes` bytes of one source per rank, in rank order.
-  void reduce(const Board& board, std::byte* destination, std::span<const void* const> sources,
+  void reduce(const Board& board, std::byte* destination, const Sources& sources,
               std::size_t bytes) const;
 
  private:

@@ -108,27 +108,30 @@ void exchange(Board& board, const Call& call, const Traffic& traffic, std::uint3
   // A gather has one destination, which may use the whole area.
   const bool one_destination =
       call.operation().op == Op::gather || call.operation().op == Op::gatherv;
-  const std::size_t per_rank = one_destination
-                                   ? board.area_bytes()
-                                   : board.area_bytes() / static_cast<std::size_t>(board.size());
+  const auto places = one_destination ? 1 : static_cast<std::size_t>(board.size());
+  const std::size_t largest = std::max<std::size_t>(1, traffic.largest());
+  const std::size_t per_rank =
+      std::min(largest, piece_size(largest * places, board.area_bytes()) / places);
+  const std::size_t step_bytes = per_rank * places;
   const auto place = [&](int to) {
     return one_destination ? 0 : static_cast<std::size_t>(to) * per_rank;
   };
 
-  const std::uint32_t steps = steps_for(traffic.largest(), per_rank);
+  const std::uint32_t steps = steps_for(largest, per_rank);
   for (std::uint32_t step = 0; step < steps; ++step) {
-    const Board::Slot slot = board.open_step();
+    std::byte* slot = board.open_step().input_of(step_bytes);
     for (int to = 0; to < board.size(); ++to) {
       const Range out = piece(traffic.at(self, to), per_rank, step);
       if (to != self && out.count != 0)
-        copy_bytes(slot.input + place(to), outgoing(call, to).data() + out.begin, out.count);
+        board.write(slot + place(to), outgoing(call, to).data() + out.begin, out.count);
     }
     board.post();
     for (int from = 0; from < board.size(); ++from) {
       const Range in = piece(traffic.at(from, self), per_rank, step);
       if (from != self && in.count != 0)
         copy_bytes(incoming(call, from).data() + in.begin,
-                   board.await(from, first_step + step).input + place(self), in.count);
+                   board.await(from, first_step + step).input_of(step_bytes) + place(self),
+                   in.count);
     }
   }
   if (traffic.at(self, self) != 0)

@@ -35,6 +35,15 @@ constexpr std::size_t pieces(std::size_t total, std::size_t piece) {
 }
 static_assert(pieces(10, 4) == 3 && pieces(8, 4) == 2 && pieces(0, 4) == 0);
 
+/// Bytes of one piece of `total`, at most `largest`: small enough that readers work on one while
+/// the writer makes the next, and large enough to pay for a meeting.
+constexpr std::size_t piece_size(std::size_t total, std::size_t largest) {
+  constexpr std::size_t kSmallest = std::size_t{16} << 10;
+  constexpr std::size_t kPieces = 8;
+  return std::min(largest, std::max(kSmallest, pieces(total, kPieces)));
+}
+static_assert(piece_size(100, 1 << 18) == 16 << 10 && piece_size(1 << 30, 1 << 18) == 1 << 18);
+
 /// Ranks meet at least once, also when there is nothing to move.
 constexpr std::uint32_t steps_for(std::size_t total, std::size_t per_step) {
   return static_cast<std::uint32_t>(std::max<std::size_t>(1, pieces(total, per_step)));

@@ -21,8 +21,8 @@ class Pipeline {
         call_(call),
         needs_result_(needs_result),
         ranks_(static_cast<std::size_t>(board.size())),
-        elements_per_piece_(board.chunk_bytes() / call.element_bytes()),
-        sources_(ranks_) {}
+        elements_per_piece_(piece_size(call.bytes(), board.chunk_bytes()) / call.element_bytes()),
+        sources_(board.size()) {}
 
   void run() {
     const std::size_t count = call_.operation().count;
@@ -53,19 +53,19 @@ class Pipeline {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (static_cast<int>(rank) == board_.rank()) continue;
       const Range own = slice(piece_index, rank);
-      copy_bytes(input + own.begin, call_.in() + start(piece_index) + own.begin, own.count);
+      board_.write(input + own.begin, call_.in() + start(piece_index) + own.begin, own.count);
     }
   }
 
   void reduce_own_slice(std::uint32_t piece_index, std::byte* result) {
     const Range own = slice(piece_index, static_cast<std::size_t>(board_.rank()));
     const std::size_t where = start(piece_index) + own.begin;
-    for (std::size_t rank = 0; rank < ranks_; ++rank)
-      sources_[rank] = static_cast<int>(rank) == board_.rank()
-                           ? call_.in() + where
-                           : board_.await(static_cast<int>(rank), piece_index).input + own.begin;
-    call_.reduce(board_, result + own.begin, sources_, own.count);
-    if (needs_result_) copy_bytes(call_.out() + where, result + own.begin, own.count);
+    for (int rank = 0; rank < board_.size(); ++rank)
+      sources_[rank] = rank == board_.rank() ? call_.in() + where
+                                             : board_.await(rank, piece_index).input + own.begin;
+    if (!needs_result_) return call_.reduce(board_, result + own.begin, sources_, own.count);
+    call_.reduce(board_, call_.out() + where, sources_, own.count);
+    board_.write(result + own.begin, call_.out() + where, own.count);
   }
 
   /// The reduced slices of a piece were posted one step after the piece itself.
@@ -90,7 +90,7 @@ class Pipeline {
   bool needs_result_;
   std::size_t ranks_;
   std::size_t elements_per_piece_;
-  std::vector<const void*> sources_;
+  Sources sources_;
 };
 
 }  // namespace

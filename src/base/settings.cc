@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 #include "base/format.h"
@@ -44,6 +45,12 @@ void bytes_into(Settings& settings, const std::string& text) {
   settings.*Field = value;
 }
 
+void streaming_bytes_into(Settings& settings, const std::string& text) {
+  if (text == "auto") return;
+  settings.streaming_bytes =
+      text == "max" ? std::numeric_limits<std::size_t>::max() : parse_bytes(text);
+}
+
 void worker_count_into(Settings& settings, const std::string& text) {
   std::string_view rest;
   const std::size_t value = parse_number(text, &rest);
@@ -74,6 +81,10 @@ constexpr SettingRow kRows[] = {
      "Messages up to this size are sent before the receiver has asked for them. "
      "Must be the same on all ranks.",
      bytes_into<&Settings::eager_bytes>},
+    {"CCL_STREAMING_BYTES", "auto",
+     "Copies into shared memory of at least this size go past the caches (streaming stores). "
+     "`max`: none; `auto`: as measured for the CPU, see performance.md.",
+     streaming_bytes_into},
     {"CCL_WORKER_COUNT", "1",
      "Helper threads that split one large operation. Accepted for scripts that set it; this "
      "version "

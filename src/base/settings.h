@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -14,6 +15,7 @@ namespace tccl {
 struct Settings {
   std::size_t chunk_bytes = 0;
   std::size_t eager_bytes = 0;
+  std::optional<std::size_t> streaming_bytes;  // empty: by the CPU
   int worker_count = 0;
   std::string worker_affinity;
   std::array<std::string, kOpCount> algorithm;  // by Op; empty: the library chooses

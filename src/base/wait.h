@@ -37,8 +37,19 @@ struct alignas(64) Bell {
 
 inline void ring_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-inline constexpr auto kSpinTime = std::chrono::microseconds(2);
-inline constexpr auto kYieldTime = std::chrono::microseconds(50);
+/// How long to look before sleeping.
+struct Patience {
+  Clock::duration spin;
+  Clock::duration yield;  // from the beginning on
+};
+/// Every rank can have a core of its own.
+inline constexpr Patience kPatient{std::chrono::microseconds(2), std::chrono::microseconds(50)};
+/// There are more ranks than cores. Yielding does not help: torchrun starts each rank in a session
+/// of its own, and with autogroups the scheduler shares the cores between sessions.
+inline constexpr Patience kCrowded{std::chrono::microseconds(2), std::chrono::microseconds(0)};
+
+/// Cores that the calling thread may run on.
+int usable_cores();
 /// A sleeper looks for dead peers this often: no system call tells it of a death at once, and
 /// 250 looks a second cost well under a percent of a core.
 inline constexpr auto kSleepSlice = std::chrono::milliseconds(4);
@@ -48,28 +59,27 @@ inline constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
 
 /// True once ready(); false if it was not ready within the spinning and yielding time.
 template <class Ready>
-bool wait_briefly(Ready&& ready) {
+bool wait_briefly(Ready&& ready, const Patience& patience = kPatient) {
   if (ready()) return true;
   const auto start = Clock::now();
-  while (Clock::now() - start < kSpinTime) {
+  while (Clock::now() - start < patience.spin) {
     for (int i = 0; i < 16; ++i) {
       if (ready()) return true;
       cpu_relax();
     }
   }
-  while (Clock::now() - start < kYieldTime) {
+  while (Clock::now() - start < patience.yield) {
     if (ready()) return true;
     sched_yield();
   }
   return ready();
 }
 
-/// Waits until ready(). While it sleeps it calls give_up() now and then; if that returns true and
-/// the data is still not there, wait_until returns false. (Data first, then death, then data once
-/// more: a peer may publish its result and exit normally.)
+/// Sleeps until ready(). Calls give_up() now and then; if that returns true and the data is still
+/// not there, returns false. (Data first, then death, then data once more: a peer may publish its
+/// result and exit normally.)
 template <class Ready, class GiveUp>
-bool wait_until(Bell& bell, Ready&& ready, GiveUp&& give_up) {
-  if (wait_briefly(ready)) return true;
+bool sleep_until(Bell& bell, Ready&& ready, GiveUp&& give_up) {
   struct Announce {
     Bell& bell;
     explicit Announce(Bell& b) : bell(b) { bell.sleepers.fetch_add(1, std::memory_order_seq_cst); }
@@ -82,6 +92,11 @@ bool wait_until(Bell& bell, Ready&& ready, GiveUp&& give_up) {
     if (give_up()) return ready();
     futex_wait(bell.rings, rings, kSleepSlice, FutexScope::shared);
   }
+}
+
+template <class Ready, class GiveUp>
+bool wait_until(Bell& bell, Ready&& ready, GiveUp&& give_up) {
+  return wait_briefly(ready) || sleep_until(bell, ready, give_up);
 }
 
 }  // namespace tccl

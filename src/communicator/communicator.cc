@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <thread>
 #include <tuple>
 
@@ -7,6 +8,7 @@
 #include "base/op_kinds.h"
 #include "communicator/communicator_impl.h"
 #include "communicator/validate.h"
+#include "kernels/copy.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -19,6 +21,15 @@ std::uint64_t uid_from(const Digest& digest) {
   std::uint64_t uid = 0;
   std::memcpy(&uid, digest.data(), sizeof uid);
   return uid | 1;  // never zero, which means "given back"
+}
+
+/// A rank that spins keeps another from running if they share a core.
+Patience patience_for(int ranks) { return ranks > usable_cores() ? kCrowded : kPatient; }
+
+std::size_t streaming_bytes(const Settings& settings) {
+  constexpr std::size_t kWhereItPays = 4096;
+  return settings.streaming_bytes.value_or(
+      kernels::streaming_pays() ? kWhereItPays : std::numeric_limits<std::size_t>::max());
 }
 
 /// Counts that every rank must pass alike, as one number.
@@ -51,7 +62,9 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw Error(Errc::invalid_argument,
                 formatted("group {}: rank {} of {} makes no sense", options.name, rank, size));
   const Deadline deadline = deadline_after(options.timeout);
-  const std::string secret = agree_on_secret(store, rank, deadline);
+  // A rank alone leaves the store alone: torch gives groups of one rank each the same keys.
+  const std::string secret =
+      size == 1 ? to_hex(random_digest()) : agree_on_secret(store, rank, deadline);
   const auto layout = shm::RegionLayout::of(size, impl->settings().chunk_bytes);
   auto group = std::make_shared<shm::Group>(
       impl->arena(),
@@ -69,13 +82,13 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
       members.emplace_back(impl->acquaint(attendee), attendee.introduction.region_offset);
     // Everyone is here and nobody has returned yet: the one moment at which a next group on this
     // store cannot meet the keys of this one.
-    forget_keys(store, rank);
+    if (size > 1) forget_keys(store, rank);
   };
   try {
     meet({&store, options.name, secret, deadline, acquaint, impl->poll_interrupt()}, self,
          impl->arena().memory()->fd(), impl->process_fd());
   } catch (...) {
-    forget_failed_meeting(store, rank);
+    if (size > 1) forget_failed_meeting(store, rank);
     throw;
   }
   group->set_members(std::move(members));
@@ -94,7 +107,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       group_(std::move(group)),
       board_(std::make_unique<shm::ShmBoard>(
           *group_, [](std::uint8_t index) { return algorithm(index).name; },
-          context_->poll_interrupt())),
+          context_->poll_interrupt(), patience_for(size_), streaming_bytes(context_->settings()))),
       lane_(std::make_shared<Lane>(context_->drivers(), options_.name,
                                    static_cast<LaneExecutor&>(*this), context_->poll_interrupt())),
       p2p_(std::make_shared<P2p>(
@@ -112,40 +125,47 @@ void CommunicatorImpl::validate_here(const Operation& operation) const {
   validate(operation, {rank_, size_, name(), group_->layout().chunk_bytes});
 }
 
-void CommunicatorImpl::prepare(CallOptions& options) const {
-  if (group_->failed())
-    if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
-  if (options.timeout.count() <= 0) options.timeout = options_.timeout;
-}
-
 void CommunicatorImpl::require_open() const {
   context_->require_usable();
   if (closed_.load(std::memory_order_relaxed))
     throw Error(Errc::aborted, formatted("group {} is closed", name()));
 }
 
+void CommunicatorImpl::require_unharmed() const {
+  if (group_->failed())
+    if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
+}
+
+Milliseconds CommunicatorImpl::effective(Milliseconds timeout) const {
+  return timeout.count() > 0 ? timeout : options_.timeout;
+}
+
 void CommunicatorImpl::run(const Operation& operation, const CallOptions& options) {
-  CallOptions own = options;
+  if (!try_run(operation, options.timeout)) await(start(operation, options));
+}
+
+bool CommunicatorImpl::try_run(const Operation& operation, Milliseconds timeout) {
+  if (is_point_to_point(operation.op)) return false;
   require_open();
   validate_here(operation);
-  prepare(own);
-  if (is_point_to_point(operation.op)) return await(p2p_->start(operation, std::move(own)));
-  if (!lane_->try_run(operation, own)) await(lane_->start(operation, own));
+  require_unharmed();
+  return lane_->try_run(operation, effective(timeout));
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
   require_open();
   validate_here(operation);
-  prepare(options);
+  require_unharmed();
+  options.timeout = effective(options.timeout);
   if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(options));
   return lane_->start(operation, std::move(options));
 }
 
 void CommunicatorImpl::run(Program program, const CallOptions& options) {
-  CallOptions own = options;
   require_open();
-  prepare(own);
-  if (!lane_->try_run(program, own)) await(lane_->start(program, own));
+  require_unharmed();
+  if (!lane_->try_run(program, effective(options.timeout)))
+    await(start(std::move(program), options));
 }
 
 /// If the wait ends before the operation does, nothing may touch the caller's memory any more.
@@ -166,7 +186,8 @@ void CommunicatorImpl::await(const std::shared_ptr<Work>& work) {
 
 std::shared_ptr<Work> CommunicatorImpl::start(Program program, CallOptions options) {
   require_open();
-  prepare(options);
+  require_unharmed();
+  options.timeout = effective(options.timeout);
   return lane_->start(program, std::move(options));
 }
 
@@ -184,10 +205,10 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
 }
 
 void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout) {
-  execute_by(deadline_after(timeout), operation, timeout);
+  execute_by(std::nullopt, operation, timeout);
 }
 
-void CommunicatorImpl::execute_by(Deadline deadline, const Operation& operation,
+void CommunicatorImpl::execute_by(std::optional<Deadline> deadline, const Operation& operation,
                                   Milliseconds timeout) {
   if (group_->failed()) throw group_->failure();
   const Call call(operation);

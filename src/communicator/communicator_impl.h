@@ -25,6 +25,7 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
   using Communicator::run;
   using Communicator::start;
   void run(const Operation& operation, const CallOptions& options) override;
+  bool try_run(const Operation& operation, Milliseconds timeout) override;
   std::shared_ptr<Work> start(const Operation& operation, CallOptions options) override;
   void run(Program program, const CallOptions& options) override;
   std::shared_ptr<Work> start(Program program, CallOptions options) override;
@@ -41,12 +42,14 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
  private:
   void require_open() const;
   void await(const std::shared_ptr<Work>& work);
-  void prepare(CallOptions& options) const;
+  void require_unharmed() const;
+  [[nodiscard]] Milliseconds effective(Milliseconds timeout) const;
   void validate_here(const Operation& operation) const;
   void execute(const Operation& operation, Milliseconds timeout) override;
   void execute(const Program& program, Milliseconds timeout) override;
-  /// `timeout` is for messages.
-  void execute_by(Deadline deadline, const Operation& operation, Milliseconds timeout);
+  /// Without a deadline `timeout` bounds it, else that is for messages.
+  void execute_by(std::optional<Deadline> deadline, const Operation& operation,
+                  Milliseconds timeout);
   [[nodiscard]] OpRecord record_of(const Operation& operation, const Algorithm& chosen) const;
 
   std::shared_ptr<ContextImpl> context_;

@@ -28,6 +28,25 @@ void CollectiveWork::execute(LaneExecutor& executor) const {
   program_ ? executor.execute(*program_, timeout()) : executor.execute(operation_, timeout());
 }
 
+class Lane::Lock {
+ public:
+  explicit Lock(Lane& lane) : lane_(lane), lock_(lane.mutex_) {
+    // Acquire: what a quick operation did before; it is taken from now on.
+    if (lane_.use_.exchange(Use::locked, std::memory_order_acq_rel) == Use::quick)
+      lane_.taken_ = true;
+  }
+  ~Lock() {
+    if (!lane_.taken_ && !lane_.closed_ && lane_.queue_.empty())
+      lane_.use_.store(Use::idle, std::memory_order_release);  // pairs with try_take_quickly()
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  Lane& lane_;
+  std::lock_guard<std::mutex> lock_;
+};
+
 /// While it exists, the thread runs a callback whose gate stands in the queue of `lane`. Scopes of
 /// one thread are nested: a callback may wait, and thereby run other operations.
 class Lane::CallbackScope {
@@ -38,7 +57,7 @@ class Lane::CallbackScope {
   }
   ~CallbackScope() {
     innermost_scope = outer_;
-    const std::lock_guard lock(lane_.mutex_);
+    const Lock lock(lane_);
     lift();
     if (!lane_.taken_ && lane_.next_is_ready()) lane_.call_driver_locked();
   }
@@ -102,21 +121,22 @@ class RunningMark {
 bool Lane::is_run_by_this_thread() const noexcept { return running_lane == this; }
 
 template <class Entry>
-bool Lane::try_run(const Entry& entry, const Communicator::CallOptions& options) {
-  if (!try_take_idle(operations_in(entry))) return false;
+bool Lane::try_run(const Entry& entry, Milliseconds timeout) {
+  if (!try_take_quickly() && !try_take_idle()) return false;
+  issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   struct Release {
     Lane& lane;
-    ~Release() { lane.release(/*stays=*/false); }
+    ~Release() { lane.release_quickly(); }
   } release{*this};
   const RunningMark mark(this);
-  executor_.execute(entry, options.timeout);
+  executor_.execute(entry, timeout);
   return true;
 }
 
 template <class Entry>
 std::shared_ptr<CollectiveWork> Lane::start(const Entry& entry, Communicator::CallOptions options) {
   auto work = std::make_shared<CollectiveWork>(shared_from_this(), entry, std::move(options));
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   require_open();
   queue_.insert(own_place(), work);
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
@@ -126,13 +146,13 @@ std::shared_ptr<CollectiveWork> Lane::start(const Entry& entry, Communicator::Ca
   return work;
 }
 
-template bool Lane::try_run(const Operation&, const Communicator::CallOptions&);
-template bool Lane::try_run(const Program&, const Communicator::CallOptions&);
+template bool Lane::try_run(const Operation&, Milliseconds);
+template bool Lane::try_run(const Program&, Milliseconds);
 template std::shared_ptr<CollectiveWork> Lane::start(const Operation&, Communicator::CallOptions);
 template std::shared_ptr<CollectiveWork> Lane::start(const Program&, Communicator::CallOptions);
 
 Lane::Queue::iterator Lane::add_gate() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   return queue_.insert(own_place(), nullptr);
 }
 
@@ -152,7 +172,7 @@ Lane::CallbackScope* Lane::own_scope() const {
 /// A callback that waits for what was issued after its place cannot keep that back. Returns whether
 /// it did.
 bool Lane::lift_own_gates_before(const CollectiveWork& work) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   const auto place = std::ranges::find(queue_, &work, &WorkPtr::get);
   bool lifted = false;
   for (CallbackScope* scope = own_scope(); scope && place != queue_.end(); scope = scope->outer()) {
@@ -165,8 +185,8 @@ bool Lane::lift_own_gates_before(const CollectiveWork& work) {
 }
 
 /// Whether a callback on another thread keeps it from beginning.
-bool Lane::is_kept_back(const CollectiveWork& work) const {
-  const std::lock_guard lock(mutex_);
+bool Lane::is_kept_back(const CollectiveWork& work) {
+  const Lock lock(*this);
   return !queue_.empty() && !queue_.front() &&
          std::ranges::find(queue_, &work, &WorkPtr::get) != queue_.end();
 }
@@ -175,8 +195,8 @@ bool Lane::has_work() const {
   return std::ranges::any_of(queue_, [](const WorkPtr& work) { return work != nullptr; });
 }
 
-bool Lane::is_idle() const {
-  const std::lock_guard lock(mutex_);
+bool Lane::is_idle() {
+  const Lock lock(*this);
   return !taken_ && !has_work();
 }
 
@@ -190,22 +210,33 @@ void Lane::call_driver_locked() {
 }
 
 void Lane::call_driver_if_needed() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   watched_ = false;
   if (!taken_ && next_is_ready()) call_driver_locked();
 }
 
-bool Lane::try_take_idle(std::uint32_t operations) {
-  const std::lock_guard lock(mutex_);
+bool Lane::try_take_quickly() {
+  Use expected = Use::idle;
+  return use_.compare_exchange_strong(expected, Use::quick,
+                                      std::memory_order_acquire);  // pairs with release_quickly()
+}
+
+void Lane::release_quickly() {
+  Use expected = Use::quick;
+  if (!use_.compare_exchange_strong(expected, Use::idle, std::memory_order_release))
+    release(/*stays=*/false);  // somebody has come meanwhile
+}
+
+bool Lane::try_take_idle() {
+  const Lock lock(*this);
   require_open();
   if (taken_ || queue_.begin() != own_place()) return false;
-  issued_.fetch_add(operations, std::memory_order_relaxed);
   return taken_ = true;
 }
 
 /// Null also if the operation could last beyond `latest`.
 Lane::WorkPtr Lane::try_take_next(Deadline latest) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   watched_ = false;
   if (taken_ || !next_is_ready()) return nullptr;
   if (latest != Deadline::max() && latest < deadline_after(queue_.front()->timeout()))
@@ -218,7 +249,7 @@ Lane::WorkPtr Lane::try_take_next(Deadline latest) {
 
 /// A thread that `stays` looks for the next operation itself.
 void Lane::release(bool stays) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   taken_ = false;
   watched_ = stays;
   // A driver that came while the lane was taken has gone away again.
@@ -251,7 +282,7 @@ void Lane::execute_and_release(const WorkPtr& work) {
 bool Lane::withdraw(const Work& work, const Error& reason) {
   WorkPtr withdrawn;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     const auto found = std::ranges::find(queue_, &work, &WorkPtr::get);
     if (found == queue_.end()) return false;
     withdrawn = std::move(*found);
@@ -263,7 +294,7 @@ bool Lane::withdraw(const Work& work, const Error& reason) {
 
 void Lane::drive() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     driver_called_ = false;
   }
   while (const WorkPtr work = try_take_next(Deadline::max())) execute_and_release(work);
@@ -293,13 +324,13 @@ void Lane::help(CollectiveWork& work, Deadline deadline) {
 
 void Lane::close() noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(*this);
     closed_ = true;
   }
   for (;;) {
     WorkPtr last;
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(*this);
       if (!has_work() && !taken_) return;
       for (const WorkPtr& work : queue_)
         if (work) last = work;

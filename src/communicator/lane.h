@@ -71,7 +71,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// Runs it here if nothing else is under way; else returns false. `Entry` is an Operation or a
   /// Program.
   template <class Entry>
-  bool try_run(const Entry& entry, const Communicator::CallOptions& options);
+  bool try_run(const Entry& entry, Milliseconds timeout);
   template <class Entry>
   std::shared_ptr<CollectiveWork> start(const Entry& entry, Communicator::CallOptions options);
   /// Takes it out of the queue and fails it, if it has not begun.
@@ -80,7 +80,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   [[nodiscard]] bool is_run_by_this_thread() const noexcept;
   /// Takes no further operations and waits until everything that was started is complete.
   void close() noexcept;
-  [[nodiscard]] bool is_idle() const;
+  [[nodiscard]] bool is_idle();
   /// Number of operations that were ever issued.
   [[nodiscard]] std::uint32_t issued() const noexcept {
     return issued_.load(std::memory_order_relaxed);
@@ -96,11 +96,15 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Queue::iterator own_place();
   [[nodiscard]] CallbackScope* own_scope() const;
   bool lift_own_gates_before(const CollectiveWork& work);
-  [[nodiscard]] bool is_kept_back(const CollectiveWork& work) const;
+  [[nodiscard]] bool is_kept_back(const CollectiveWork& work);
   [[nodiscard]] bool has_work() const;
   [[nodiscard]] bool next_is_ready() const { return !queue_.empty() && queue_.front(); }
 
-  bool try_take_idle(std::uint32_t operations);
+  /// The mutex, and the end of what takes no lock. All of this class but try_run() locks with it.
+  class Lock;
+  bool try_take_quickly();
+  void release_quickly();
+  bool try_take_idle();
   WorkPtr try_take_next(Deadline latest);
   void require_open() const;
   void call_driver_locked();
@@ -116,7 +120,13 @@ class Lane : public std::enable_shared_from_this<Lane> {
   LaneExecutor& executor_;
   std::function<void()> poll_interrupt_;
   std::atomic<std::uint32_t> issued_{0};
-  mutable std::mutex mutex_;  // guards what follows
+
+  /// A synchronous operation of a lane that does nothing else takes no lock: it turns `idle` into
+  /// `quick` and back. Whoever else comes locks the mutex and turns the word into `locked`, which
+  /// it stays until the lane is idle again.
+  enum class Use : std::uint8_t { idle, quick, locked };
+  std::atomic<Use> use_{Use::idle};
+  std::mutex mutex_;  // guards what follows
   bool closed_ = false;
   bool taken_ = false;          // some thread runs an operation of this lane
   bool driver_called_ = false;  // and has not come yet

@@ -4,6 +4,7 @@
 // slot, writes what others need, and posts it; then it may await any peer's same step and read that
 // peer's slot. The rules that make slots safe to reuse:
 //   - every rank opens and posts every step, also when it has nothing to write;
+//   - a rank awaits only steps that it has posted itself;
 //   - when a rank posts step i it has finished reading all steps up to i - 2.
 // The board does the rest: open_step() waits until nobody can still be reading the slot.
 //
@@ -18,15 +19,22 @@ namespace tccl {
 
 class Board {
  public:
+  /// What is this small travels in the cache line of the flag that says it is there.
+  static constexpr std::size_t kLineBytes = 48;
+
   /// Each slot has two areas, because a pipelined step publishes new input and an earlier result.
-  struct Slot {
-    std::byte* input;
-    std::byte* result;
+  template <class Byte>
+  struct BasicSlot {
+    Byte* line;
+    Byte* input;
+    Byte* result;
+    /// Where an input of this size lies. Whoever writes and whoever reads must say the same size.
+    [[nodiscard]] Byte* input_of(std::size_t bytes) const {
+      return bytes <= kLineBytes ? line : input;
+    }
   };
-  struct PeerSlot {
-    const std::byte* input;
-    const std::byte* result;
-  };
+  using Slot = BasicSlot<std::byte>;
+  using PeerSlot = BasicSlot<const std::byte>;
 
   virtual ~Board() = default;
   [[nodiscard]] virtual int rank() const noexcept = 0;
@@ -36,6 +44,8 @@ class Board {
   [[nodiscard]] virtual std::size_t chunk_bytes() const noexcept = 0;
 
   virtual Slot open_step() = 0;
+  /// memcpy into an open slot, in the way that serves its readers best.
+  virtual void write(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   virtual void post() = 0;
   virtual PeerSlot await(int peer, std::uint32_t step) = 0;
 

@@ -39,6 +39,25 @@ TEST(MeetingProcess, StrangersAreDroppedAndTheGroupForms) {
   std::filesystem::remove_all("/tmp/tccl-strangers-" + std::to_string(::getpid()));
 }
 
+struct UntouchableStore final : tccl::Store {
+  void set(const std::string&, std::string_view) override { throw std::logic_error("set"); }
+  std::string get(const std::string&, std::chrono::milliseconds) override {
+    throw std::logic_error("get");
+  }
+  void remove(const std::string&) override { throw std::logic_error("remove"); }
+};
+
+// torch's new_subgroups() makes groups of one rank that share their keys: if one removes what
+// another has just written, that one waits until the timeout.
+TEST(MeetingProcess, RankAloneLeavesTheStoreAlone) {
+  Ranks ranks(1, [](Rank& rank) {
+    UntouchableStore store;
+    auto comm = tccl::Communicator::create(rank.context(), store, 0, 1, {.timeout = 10s});
+    comm->run(tccl::barrier());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
 TEST(MeetingProcess, RankThatNeverComesIsNamed) {
   Ranks ranks(3, [](Rank& rank) {
     if (rank.rank == 1) return;

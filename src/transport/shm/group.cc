@@ -29,7 +29,8 @@ Group::Group(Arena& arena, Identity identity, RegionLayout layout)
   // Zeroed memory is a valid region and is not written over: members of an earlier group at this
   // place may still look at the uid, atomically, to learn that the owner has left.
   mine_->body_offset = leases_.back().offset;
-  mine_->position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
+  for (StepLine& line : mine_->steps)
+    line.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
   mine_->uid.store(identity_.uid, std::memory_order_release);  // pairs with absence()
 }
 

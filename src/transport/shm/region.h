@@ -13,12 +13,13 @@
 
 #include "base/wait.h"
 #include "tccl/error.h"
+#include "transport/board.h"
 #include "transport/record.h"
 
 namespace tccl::shm {
 
 inline constexpr std::uint32_t kSlots = 4;
-/// A rank is at most kSlots operations ahead of another; twice that is kept to explain errors.
+/// A rank is less than kSlots operations ahead of another; more are kept to explain errors.
 inline constexpr std::uint32_t kLogLength = 16;
 static_assert(kLogLength >= 4 * kSlots);
 
@@ -42,6 +43,19 @@ struct FailureRecord {
   char text[1600];
 };
 
+/// One step as the peers see it.
+struct alignas(64) StepLine {
+  std::atomic<Position> position;  // written last
+  std::uint64_t chain;             // of the operation it belongs to: see OpRecord
+  std::byte payload[Board::kLineBytes];
+};
+static_assert(sizeof(StepLine) == 64);
+
+/// Where the thread that runs the owner's collectives sleeps.
+struct LaneBell : Bell {
+  std::atomic<std::uint32_t> awaits;  // 1 + the rank for whose step it sleeps: nobody else rings
+};
+
 /// What a rank keeps per peer for point-to-point traffic.
 struct alignas(64) PeerLine {
   std::atomic<std::uint64_t> channel;        // offset of my channel to that peer; 0: none yet
@@ -54,9 +68,9 @@ struct Region {
   std::uint64_t body_offset;                   // in the owner's shared memory
   std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
   std::atomic<std::uint32_t> poisoned_by;      // 1 + the rank whose failure record says why
-  alignas(64) std::atomic<Position> position;
-  Bell lane_bell;  // the owner's collective lane sleeps here
-  Bell p2p_bell;   // threads that wait for the owner's sends and receives
+  StepLine steps[kSlots];  // the owner's last steps; step number i is in line i % kSlots
+  LaneBell lane_bell;
+  Bell p2p_bell;  // threads that wait for the owner's sends and receives
   FailureRecord failure;
   OpRecord log[kLogLength];
 };

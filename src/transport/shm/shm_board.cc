@@ -1,8 +1,11 @@
 #include "transport/shm/shm_board.h"
 
-#include "base/format.h"
-
 #include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "base/format.h"
+#include "kernels/copy.h"
 
 namespace tccl::shm {
 namespace {
@@ -11,21 +14,20 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 }  // namespace
 
-ShmBoard::ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt)
+ShmBoard::ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt,
+                   Patience patience, std::size_t streaming_bytes)
     : group_(group),
       algorithm_name_(algorithm_name),
       poll_interrupt_(std::move(poll_interrupt)),
-      views_(static_cast<std::size_t>(group.size())) {
+      views_(static_cast<std::size_t>(group.size())),
+      patience_(patience),
+      streaming_bytes_(streaming_bytes) {
   record_.sequence = group.identity().first_sequence - 1;
-  const Position start = position_of(record_.sequence, 0);
-  std::ranges::fill(free_at_, start);
-  for (View& view : views_) {
-    view.seen = start;
-    view.agreed = record_.sequence;
-  }
+  for (View& view : views_) view.agreed = record_.sequence;
 }
 
-void ShmBoard::begin(const OpRecord& call, Deadline deadline, std::chrono::milliseconds timeout) {
+void ShmBoard::begin(const OpRecord& call, std::optional<Deadline> deadline,
+                     std::chrono::milliseconds timeout) {
   OpRecord record = call;
   record.sequence = record_.sequence + 1;
   record.chain = chained(record_.chain, record);
@@ -33,91 +35,114 @@ void ShmBoard::begin(const OpRecord& call, Deadline deadline, std::chrono::milli
   step_ = 0;
   deadline_ = deadline;
   timeout_ = timeout;
-  for (View& view : views_) view.heartbeat_changed = {};
   // Visible to peers with the first post(). They cannot be so far behind that they still read the
   // entry that this one replaces: see kLogLength.
   group_.mine().log[record.sequence % kLogLength] = record;
 }
 
-void ShmBoard::end() noexcept {
-  // Beginning the next operation tells that all of this one has been read.
-  const Position last = position_of(record_.sequence, step_);
-  for (Position& free_at : free_at_)
-    if (!reached(last, free_at)) free_at = position_of(record_.sequence + 1, 1);
-  base_ += step_;
-}
-
-std::byte* ShmBoard::slot_of(int rank, std::uint32_t step) const {
-  return group_.body(rank) + group_.layout().slot_offset(base_ + step);
-}
+void ShmBoard::end() noexcept { base_ += step_; }
 
 Board::Slot ShmBoard::open_step() {
-  const Position needed = free_at_[(base_ + step_) % kSlots];
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank()) wait_for(peer, needed);
-  std::byte* slot = slot_of(rank(), step_);
-  return {slot, slot + area_bytes()};
+  const Step step = base_ + step_;
+  // Step - kSlots lies where this one goes. A peer that has posted the second step after it has
+  // finished reading it: within one operation by the rule of board.h, and a peer that has begun
+  // another operation has read all of those before.
+  static_assert(kSlots > 2);
+  if (step >= kSlots)
+    for (int peer = 0; peer < size(); ++peer)
+      if (peer != rank()) wait_for(peer, step - kSlots + 2);
+  std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(step);
+  return {group_.mine().steps[step % kSlots].payload, slot, slot + area_bytes()};
+}
+
+void ShmBoard::write(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes >= streaming_bytes_) return kernels::copy_streaming(to, from, bytes);
+  if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
 void ShmBoard::post() {
-  // The rule of board.h: a peer that has posted step i + 2 has finished reading step i.
-  free_at_[(base_ + step_) % kSlots] = position_of(record_.sequence, step_ + 3);
+  StepLine& line = group_.mine().steps[(base_ + step_) % kSlots];
+  line.chain = record_.chain;
   ++step_;
-  group_.mine().position.store(position_of(record_.sequence, step_),
-                               std::memory_order_release);  // pairs with has_reached()
+  line.position.store(position_of(record_.sequence, step_),
+                      std::memory_order_release);  // pairs with wait_for()
   ring_fence();
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank()) group_.region(peer).lane_bell.ring_if_asleep();
+  for (int peer = 0; peer < size(); ++peer) {
+    LaneBell& bell = group_.region(peer).lane_bell;
+    if (peer != rank() &&
+        bell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
+      bell.ring();
+  }
 }
 
 Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
-  wait_for(peer, position_of(record_.sequence, step + 1));
-  const std::byte* slot = slot_of(peer, step);
-  return {slot, slot + area_bytes()};
+  wait_for(peer, base_ + step);
+  const std::byte* slot = group_.body(peer) + group_.layout().slot_offset(base_ + step);
+  return {line_of(peer, base_ + step).payload, slot, slot + area_bytes()};
 }
 
 double ShmBoard::factor(int rank) const {
   return group_.region(rank).log[record_.sequence % kLogLength].factor;
 }
 
-bool ShmBoard::has_reached(int peer, Position target) {
+/// Until the peer has posted the step, which this rank has posted. The peer cannot be so far ahead
+/// that it writes the line again: it would need this rank's next step but one.
+void ShmBoard::wait_for(int peer, Step step) {
   View& view = views_[static_cast<std::size_t>(peer)];
-  if (reached(view.seen, target)) return true;
-  view.seen = group_.region(peer).position.load(std::memory_order_acquire);  // pairs with post()
-  return reached(view.seen, target);
+  if (view.arrived > step) return;
+  const StepLine& mine = line_of(rank(), step);
+  const StepLine& theirs = line_of(peer, step);
+  const Position target = mine.position.load(std::memory_order_relaxed);
+  const auto arrived = [&] {
+    return reached(theirs.position.load(std::memory_order_acquire), target);  // pairs with post()
+  };
+  if (!wait_briefly(arrived, patience_) && !wait_long(peer, target, theirs.position))
+    throw explain(peer, target);
+  if (theirs.chain != mine.chain) throw_disagreement(peer, common_sequence(peer));
+  view.arrived = step + 1;
 }
 
-void ShmBoard::wait_for(int peer, Position target) {
-  if (!has_reached(peer, target)) {
-    const bool arrived = wait_until(
-        group_.mine().lane_bell, [&] { return has_reached(peer, target); },
-        [&] { return must_give_up(peer); });
-    if (!arrived) throw explain(peer, target);
-  }
-  check_agreement(peer);
+bool ShmBoard::wait_long(int peer, Position target, const std::atomic<Position>& position) {
+  if (!deadline_) deadline_ = deadline_after(timeout_);
+  for (View& view : views_) view.heartbeat_changed = {};
+  LaneBell& bell = group_.mine().lane_bell;
+  bell.awaits.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_relaxed);
+  struct NoLonger {
+    LaneBell& bell;
+    ~NoLonger() { bell.awaits.store(0, std::memory_order_relaxed); }
+  } no_longer{bell};
+  return sleep_until(
+      bell, [&] { return reached(position.load(std::memory_order_acquire), target); },
+      [&] { return must_give_up(peer); });
 }
 
 bool ShmBoard::must_give_up(int peer) {
-  check_agreement(peer);
+  compare_logs(peer);
   watch_heartbeats();
   const auto now = Clock::now();
   if (poll_interrupt_ && now >= next_interrupt_poll_) {
     next_interrupt_poll_ = now + kInterruptPeriod;
     poll_interrupt_();
   }
-  return group_.failed() || group_.absence(peer) != Absence::none || now >= deadline_;
+  return group_.failed() || group_.absence(peer) != Absence::none || now >= *deadline_;
 }
 
-void ShmBoard::check_agreement(int peer) {
+/// A peer that has done something else may never come to the step that this rank waits for.
+void ShmBoard::compare_logs(int peer) {
   View& view = views_[static_cast<std::size_t>(peer)];
-  const Position mine = position_of(record_.sequence, 0);
-  const std::uint32_t common =
-      reached(view.seen, mine) ? record_.sequence : static_cast<std::uint32_t>(view.seen >> 32);
+  const std::uint32_t common = common_sequence(peer);
   if (common == view.agreed) return;
   const std::uint32_t entry = common % kLogLength;
   if (group_.region(peer).log[entry].chain != group_.mine().log[entry].chain)
     throw_disagreement(peer, common);
   view.agreed = common;
+}
+
+/// The last operation that both have begun.
+std::uint32_t ShmBoard::common_sequence(int peer) const {
+  const Position seen = position_seen(peer);
+  return reached(seen, position_of(record_.sequence, 0)) ? record_.sequence
+                                                         : static_cast<std::uint32_t>(seen >> 32);
 }
 
 void ShmBoard::watch_heartbeats() {
@@ -137,7 +162,13 @@ std::string ShmBoard::operation() const {
 }
 
 Position ShmBoard::position_seen(int peer) const {
-  return group_.region(peer).position.load(std::memory_order_acquire);
+  const StepLine* lines = group_.region(peer).steps;
+  Position latest = lines[0].position.load(std::memory_order_acquire);
+  for (const StepLine& line : std::span(lines, kSlots)) {
+    const Position position = line.position.load(std::memory_order_acquire);
+    if (reached(position, latest)) latest = position;
+  }
+  return latest;
 }
 
 void ShmBoard::throw_disagreement(int peer, std::uint32_t sequence) const {

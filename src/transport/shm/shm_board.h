@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
@@ -15,7 +16,8 @@ class ShmBoard final : public Board {
   /// The board does not know the algorithms, but its messages name them.
   using AlgorithmName = const char* (*)(std::uint8_t index);
   /// `poll_interrupt` may be empty; see Context::Options.
-  ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt);
+  ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt,
+           Patience patience, std::size_t streaming_bytes);
 
   [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
   [[nodiscard]] int size() const noexcept override { return group_.size(); }
@@ -26,32 +28,40 @@ class ShmBoard final : public Board {
     return group_.layout().chunk_bytes;
   }
   Slot open_step() override;
+  void write(std::byte* to, const std::byte* from, std::size_t bytes) override;
   void post() override;
   PeerSlot await(int peer, std::uint32_t step) override;
   [[nodiscard]] double factor(int rank) const override;
 
-  /// Brackets one operation. `call` needs no sequence number and no chain yet.
-  void begin(const OpRecord& call, Deadline deadline, std::chrono::milliseconds timeout);
+  /// Brackets one operation. `call` needs no sequence number and no chain yet. Without a deadline
+  /// it is `timeout` after the first time that this rank has to wait for longer.
+  void begin(const OpRecord& call, std::optional<Deadline> deadline,
+             std::chrono::milliseconds timeout);
   void end() noexcept;
   [[nodiscard]] std::uint32_t sequence() const noexcept { return record_.sequence; }
   /// "allreduce #812 of group tp"
   [[nodiscard]] std::string operation() const override;
 
  private:
+  /// Steps are numbered through all operations of the group, alike on all ranks.
+  using Step = std::uint64_t;
   /// What this rank knows of a peer, so that it need not look again.
   struct View {
-    Position seen = 0;
-    std::uint32_t agreed = 0;  // the last operation for which records were compared
+    Step arrived = 0;          // steps before this one are there, and agree with this rank's
+    std::uint32_t agreed = 0;  // the last operation for which logs were compared
     std::uint32_t heartbeat = 0;
     Clock::time_point heartbeat_changed;
   };
 
-  bool has_reached(int peer, Position target);
-  void wait_for(int peer, Position target);
+  [[nodiscard]] const StepLine& line_of(int rank, Step step) const {
+    return group_.region(rank).steps[step % kSlots];
+  }
+  void wait_for(int peer, Step step);
+  bool wait_long(int peer, Position target, const std::atomic<Position>& position);
   bool must_give_up(int peer);
-  void check_agreement(int peer);
+  void compare_logs(int peer);
+  [[nodiscard]] std::uint32_t common_sequence(int peer) const;
   void watch_heartbeats();
-  std::byte* slot_of(int rank, std::uint32_t step) const;
 
   [[noreturn]] void throw_disagreement(int peer, std::uint32_t sequence) const;
   [[nodiscard]] Error explain(int peer, Position target) const;
@@ -63,11 +73,12 @@ class ShmBoard final : public Board {
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
   std::vector<View> views_;
-  OpRecord record_;           // of the current operation
-  std::uint32_t step_ = 0;    // steps posted in it
-  std::uint64_t base_ = 0;    // steps posted in all operations before
-  Position free_at_[kSlots];  // a slot is free once every peer has reached this position
-  Deadline deadline_;
+  Patience patience_;
+  std::size_t streaming_bytes_;  // larger writes go past the caches
+  OpRecord record_;              // of the current operation
+  std::uint32_t step_ = 0;       // steps posted in it
+  Step base_ = 0;                // steps posted in all operations before
+  std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};
   Clock::time_point next_interrupt_poll_;
 };

@@ -1,6 +1,21 @@
 #include "algorithms/call.h"
 
+#include <array>
+
 namespace tccl {
+namespace {
+
+/// With more ranks on a host than this there are no cores left to help.
+constexpr std::size_t kMostSourcesToSplit = 64;
+
+}  // namespace
+
+void Call::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
+  if (to == from) return;
+  workers_.split(bytes, kSplitBytes, [=](std::size_t begin, std::size_t count) {
+    std::memcpy(to + begin, from + begin, count);
+  });
+}
 
 void Call::reduce(const Board& board, std::byte* destination, std::span<const void* const> sources,
                   std::size_t bytes) const {
@@ -8,8 +23,18 @@ void Call::reduce(const Board& board, std::byte* destination, std::span<const vo
   std::vector<double> factors;
   if (operation_.reduction.op == ReduceOp::premul_sum)
     for (int rank = 0; rank < board.size(); ++rank) factors.push_back(board.factor(rank));
-  kernels::reduce(destination, sources, bytes / element_bytes_, operation_.dtype,
-                  operation_.reduction.op, factors);
+  const auto reduce = [&](std::byte* to, std::span<const void* const> from, std::size_t count) {
+    kernels::reduce(to, from, count, operation_.dtype, operation_.reduction.op, factors);
+  };
+  if (bytes < 2 * kSplitBytes || sources.size() > kMostSourcesToSplit)
+    return reduce(destination, sources, bytes / element_bytes_);
+  const auto reduce_part = [&](std::size_t begin, std::size_t count) {
+    std::array<const void*, kMostSourcesToSplit> from;
+    for (std::size_t i = 0; i < sources.size(); ++i)
+      from[i] = static_cast<const std::byte*>(sources[i]) + begin * element_bytes_;
+    reduce(destination + begin * element_bytes_, {from.data(), sources.size()}, count);
+  };
+  workers_.split(bytes / element_bytes_, kSplitBytes / element_bytes_, reduce_part);
 }
 
 }  // namespace tccl

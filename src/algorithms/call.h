@@ -6,16 +6,20 @@
 #include <span>
 #include <vector>
 
+#include "base/workers.h"
 #include "kernels/reduce.h"
 #include "tccl/operation.h"
 #include "transport/board.h"
 
 namespace tccl {
 
+/// The least that a worker is called for: as long as it takes to wake one.
+inline constexpr std::size_t kSplitBytes = std::size_t{128} << 10;
+
 class Call {
  public:
-  explicit Call(const Operation& operation)
-      : operation_(operation), element_bytes_(size_of(operation.dtype)) {}
+  Call(const Operation& operation, Workers& workers)
+      : operation_(operation), workers_(workers), element_bytes_(size_of(operation.dtype)) {}
 
   [[nodiscard]] const Operation& operation() const { return operation_; }
   [[nodiscard]] int root() const { return operation_.root; }
@@ -38,7 +42,10 @@ class Call {
     return {static_cast<std::byte*>(block.data), block.count * element_bytes_};
   }
 
-  /// Reduces `bytes` bytes of one source per rank, in rank order.
+  /// copy_bytes() and, from kSplitBytes per thread, with the workers' help.
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
+
+  /// Reduces `bytes` bytes of one source per rank, in rank order; with help like copy().
   void reduce(const Board& board, std::byte* destination, std::span<const void* const> sources,
               std::size_t bytes) const;
 
@@ -48,6 +55,7 @@ class Call {
   }
 
   const Operation& operation_;
+  Workers& workers_;
   std::size_t element_bytes_;
 };
 

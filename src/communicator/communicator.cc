@@ -64,9 +64,12 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   self.first_sequence = options.first_sequence;
   self.region_offset = group->region_offset();
   std::vector<shm::Member> members;
+  int sharing = 0;
   const auto acquaint = [&](const std::vector<Attendee>& everyone) {
-    for (const Attendee& attendee : everyone)
+    for (const Attendee& attendee : everyone) {
       members.emplace_back(impl->acquaint(attendee), attendee.introduction.region_offset);
+      sharing += attendee.introduction.cores_digest == self.cores_digest;
+    }
     // Everyone is here and nobody has returned yet: the one moment at which a next group on this
     // store cannot meet the keys of this one.
     forget_keys(store, rank);
@@ -79,6 +82,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw;
   }
   group->set_members(std::move(members));
+  impl->make_workers(rank, size, sharing);  // all ranks of a group are on this host
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(group), std::move(options));
   impl->remember(communicator);
@@ -190,7 +194,7 @@ void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout)
 void CommunicatorImpl::execute_by(Deadline deadline, const Operation& operation,
                                   Milliseconds timeout) {
   if (group_->failed()) throw group_->failure();
-  const Call call(operation);
+  const Call call(operation, context_->workers());
   const Algorithm& chosen = context_->algorithms().choose(
       operation.op, shared_count(operation) * size_of(operation.dtype));
   try {

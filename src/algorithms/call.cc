@@ -12,9 +12,10 @@ constexpr std::size_t kMostSourcesToSplit = 64;
 
 void Call::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
   if (to == from) return;
-  workers_.split(bytes, kSplitBytes, [=](std::size_t begin, std::size_t count) {
+  const auto copy_part = [=](std::size_t begin, std::size_t count) {
     std::memcpy(to + begin, from + begin, count);
-  });
+  };
+  workers_.split(bytes, kSplitBytes, copy_part, this->bytes());
 }
 
 void Call::reduce(const Board& board, std::byte* destination, std::span<const void* const> sources,
@@ -34,7 +35,8 @@ void Call::reduce(const Board& board, std::byte* destination, std::span<const vo
       from[i] = static_cast<const std::byte*>(sources[i]) + begin * element_bytes_;
     reduce(destination + begin * element_bytes_, {from.data(), sources.size()}, count);
   };
-  workers_.split(bytes / element_bytes_, kSplitBytes / element_bytes_, reduce_part);
+  workers_.split(bytes / element_bytes_, kSplitBytes / element_bytes_, reduce_part,
+                 operation_.count);
 }
 
 }  // namespace tccl

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <utility>
@@ -47,7 +46,8 @@ Workers::Workers(WorkerPlan plan) : plan_(std::move(plan)), count_(plan_.count) 
   if (plan_.at_once && plan_.count > 0) make_threads();
 }
 
-void Workers::split_over_workers(std::size_t count, std::size_t grain, Body body) noexcept {
+void Workers::split_over_workers(std::size_t count, std::size_t grain, Body body,
+                                 bool wake_sleepers) noexcept {
   if (taken_.exchange(true, std::memory_order_acquire)) return body(0, count);
   if (threads_.empty()) make_threads();
   const std::size_t grains = count / grain;  // what remains goes with the last part
@@ -57,7 +57,7 @@ void Workers::split_over_workers(std::size_t count, std::size_t grain, Body body
   job_.store(&job, std::memory_order_relaxed);
   const std::uint64_t number = (parts_left_.load(std::memory_order_relaxed) >> 16) + 1;
   parts_left_.store(number << 16 | job.parts, std::memory_order_release);  // pairs with run_part()
-  wake(job.parts - 1);
+  if (wake_sleepers) wake(job.parts - 1);
   while (run_part()) {
   }
   wait_until(

@@ -13,6 +13,7 @@
 // use or destroy it (it has no threads there).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,8 @@ struct WorkerPlan {
 
 class Workers {
  public:
+  static constexpr std::size_t kGrainsWorthWaking = 16;
+
   /// Must not throw: it also runs on threads that have nobody to tell.
   using Body = FunctionRef<void(std::size_t begin, std::size_t count)>;
 
@@ -45,12 +48,15 @@ class Workers {
   /// Calls `body` for parts that together are [0, count), each once, and returns when all are done.
   /// Parts begin at multiples of `grain` and are at least that long, except for the last. No
   /// allocation; below two grains, or without workers, no more than a call of `body`.
-  void split(std::size_t count, std::size_t grain, Body body) noexcept {
-    const std::size_t grains = count / grain;
-    if (grains < 2 || count_.load(std::memory_order_relaxed) == 0) {
+  ///
+  /// Workers stay awake for kYieldTime and then sleep. To wake one costs more than it helps with
+  /// little work, so sleepers are woken from kGrainsWorthWaking grains only, of this split or of
+  /// the `whole` of which it is a piece: the pieces that follow find them awake.
+  void split(std::size_t count, std::size_t grain, Body body, std::size_t whole = 0) noexcept {
+    if (count / grain < 2 || count_.load(std::memory_order_relaxed) == 0) {
       if (count != 0) body(0, count);
     } else {
-      split_over_workers(count, grain, body);
+      split_over_workers(count, grain, body, std::max(count, whole) / grain >= kGrainsWorthWaking);
     }
   }
 
@@ -62,7 +68,8 @@ class Workers {
 
  private:
   struct Job;
-  void split_over_workers(std::size_t count, std::size_t grain, Body body) noexcept;
+  void split_over_workers(std::size_t count, std::size_t grain, Body body,
+                          bool wake_sleepers) noexcept;
   void make_threads() noexcept;
   void place(std::size_t index, std::vector<int>* refused);
   void serve() noexcept;

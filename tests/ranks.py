@@ -3,6 +3,7 @@
 run_ranks(3, check_something, argument) calls check_something(rank, size, argument) in three
 processes in which the group "ccl" exists, and returns what they returned. Processes come from a
 server that has torch loaded already, so that a run takes tenths of a second, not many seconds.
+`prepare`, if given, is called with the rank before the group exists.
 No run outlives its bound: a rank that is late prints its Python stack and ends.
 """
 
@@ -61,11 +62,13 @@ def init_group(rank: int, size: int, store: str, timeout_s: float = BOUND_S) -> 
     )
 
 
-def _rank_main(rank, size, store, bound_s, function, args, connection):
+def _rank_main(rank, size, store, bound_s, prepare, function, args, connection):
     faulthandler.dump_traceback_later(bound_s, exit=True)
     try:
         import torch.distributed as dist
 
+        if prepare:
+            prepare(rank)
         init_group(rank, size, store)
         value = function(rank, size, *args)
         if dist.is_initialized():
@@ -77,7 +80,7 @@ def _rank_main(rank, size, store, bound_s, function, args, connection):
 
 
 @contextlib.contextmanager
-def started_ranks(size: int, function, *args, bound_s: float = BOUND_S):
+def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None):
     """Starts the ranks; on leaving they are waited for, and then have .value or .failure."""
     deadline = time.monotonic() + bound_s + 5
     ranks = []
@@ -87,7 +90,8 @@ def started_ranks(size: int, function, *args, bound_s: float = BOUND_S):
                 mine, theirs = _context.Pipe(duplex=False)
                 store = str(Path(directory) / "store")
                 process = _context.Process(
-                    target=_rank_main, args=(rank, size, store, bound_s, function, args, theirs)
+                    target=_rank_main,
+                    args=(rank, size, store, bound_s, prepare, function, args, theirs),
                 )
                 process.start()
                 theirs.close()
@@ -102,8 +106,8 @@ def started_ranks(size: int, function, *args, bound_s: float = BOUND_S):
                     rank.process.join()
 
 
-def run_ranks(size: int, function, *args, bound_s: float = BOUND_S) -> list:
-    with started_ranks(size, function, *args, bound_s=bound_s) as ranks:
+def run_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None) -> list:
+    with started_ranks(size, function, *args, bound_s=bound_s, prepare=prepare) as ranks:
         pass
     failures = [f"rank {r} {rank.failure}" for r, rank in enumerate(ranks) if rank.failure]
     assert not failures, "\n".join(failures)

@@ -13,17 +13,17 @@ void allgather_direct(Board& board, const Call& call) {
   const std::uint32_t steps = steps_for(longest, per_step);
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Range own = piece(own_bytes, per_step, step);
-    board.write(board.open_step().input_of(own.count), call.in() + own.begin, own.count);
+    call.copy(board.open_step().input_of(own.count), call.in() + own.begin, own.count);
     board.post();
     for (int peer = 0; peer < board.size(); ++peer) {
       if (peer == board.rank()) continue;
       const auto target = call.output_from(peer);
       const Range theirs = piece(target.size(), per_step, step);
-      copy_bytes(target.data() + theirs.begin, board.await(peer, step).input_of(theirs.count),
-                 theirs.count);
+      call.copy(target.data() + theirs.begin, board.await(peer, step).input_of(theirs.count),
+                theirs.count);
     }
   }
-  copy_bytes(call.output_from(board.rank()).data(), call.in(), own_bytes);
+  call.copy(call.output_from(board.rank()).data(), call.in(), own_bytes);
 }
 
 }  // namespace tccl

@@ -12,11 +12,11 @@ void broadcast_direct(Board& board, const Call& call) {
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Range piece = tccl::piece(call.bytes(), per_step, step);
     const Board::Slot slot = board.open_step();
-    if (is_root) board.write(slot.input_of(piece.count), call.in() + piece.begin, piece.count);
+    if (is_root) call.copy(slot.input_of(piece.count), call.in() + piece.begin, piece.count);
     board.post();
     if (!is_root)
-      copy_bytes(call.out() + piece.begin, board.await(call.root(), step).input_of(piece.count),
-                 piece.count);
+      call.copy(call.out() + piece.begin, board.await(call.root(), step).input_of(piece.count),
+                piece.count);
   }
 }
 

@@ -123,19 +123,19 @@ void exchange(Board& board, const Call& call, const Traffic& traffic, std::uint3
     for (int to = 0; to < board.size(); ++to) {
       const Range out = piece(traffic.at(self, to), per_rank, step);
       if (to != self && out.count != 0)
-        board.write(slot + place(to), outgoing(call, to).data() + out.begin, out.count);
+        call.copy(slot + place(to), outgoing(call, to).data() + out.begin, out.count);
     }
     board.post();
     for (int from = 0; from < board.size(); ++from) {
       const Range in = piece(traffic.at(from, self), per_rank, step);
       if (from != self && in.count != 0)
-        copy_bytes(incoming(call, from).data() + in.begin,
-                   board.await(from, first_step + step).input_of(step_bytes) + place(self),
-                   in.count);
+        call.copy(incoming(call, from).data() + in.begin,
+                  board.await(from, first_step + step).input_of(step_bytes) + place(self),
+                  in.count);
     }
   }
   if (traffic.at(self, self) != 0)
-    copy_bytes(incoming(call, self).data(), outgoing(call, self).data(), traffic.at(self, self));
+    call.copy(incoming(call, self).data(), outgoing(call, self).data(), traffic.at(self, self));
 }
 
 void exchange_equal(Board& board, const Call& call) {

@@ -15,7 +15,7 @@ void reduce_pieces(Board& board, const Call& call, bool needs_result) {
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Range piece = tccl::piece(call.bytes(), per_step, step);
     const std::byte* own = call.in() + piece.begin;
-    board.write(board.open_step().input_of(piece.count), own, piece.count);
+    call.copy(board.open_step().input_of(piece.count), own, piece.count);
     board.post();
     if (!needs_result) continue;
     for (int rank = 0; rank < board.size(); ++rank)

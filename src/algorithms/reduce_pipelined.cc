@@ -53,7 +53,7 @@ class Pipeline {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (static_cast<int>(rank) == board_.rank()) continue;
       const Range own = slice(piece_index, rank);
-      board_.write(input + own.begin, call_.in() + start(piece_index) + own.begin, own.count);
+      call_.copy(input + own.begin, call_.in() + start(piece_index) + own.begin, own.count);
     }
   }
 
@@ -65,7 +65,7 @@ class Pipeline {
                                              : board_.await(rank, piece_index).input + own.begin;
     if (!needs_result_) return call_.reduce(board_, result + own.begin, sources_, own.count);
     call_.reduce(board_, call_.out() + where, sources_, own.count);
-    board_.write(result + own.begin, call_.out() + where, own.count);
+    call_.copy(result + own.begin, call_.out() + where, own.count);
   }
 
   /// The reduced slices of a piece were posted one step after the piece itself.
@@ -74,7 +74,7 @@ class Pipeline {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (static_cast<int>(rank) == board_.rank()) continue;
       const Range own = slice(piece_index, rank);
-      copy_bytes(call_.out() + start(piece_index) + own.begin,
+      call_.copy(call_.out() + start(piece_index) + own.begin,
                  board_.await(static_cast<int>(rank), piece_index + 1).result + own.begin,
                  own.count);
     }

@@ -38,7 +38,7 @@ void reduce_scatter_direct(Board& board, const Call& call) {
       if (rank == self) continue;
       const auto block = call.input_for(rank);
       const Range piece = tccl::piece(block.size(), per_rank, step);
-      board.write(slot + place(rank), block.data() + piece.begin, piece.count);
+      call.copy(slot + place(rank), block.data() + piece.begin, piece.count);
     }
     board.post();
     const auto own = call.input_for(self);

@@ -34,9 +34,13 @@ inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
             expected, &limit, nullptr, 0);
 }
 
-inline void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
+inline void futex_wake(std::atomic<std::uint32_t>& word, int how_many, FutexScope scope) {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE | futex_flag(scope),
-            INT_MAX, nullptr, nullptr, 0);
+            how_many, nullptr, nullptr, 0);
+}
+
+inline void futex_wake_all(std::atomic<std::uint32_t>& word, FutexScope scope) {
+  futex_wake(word, INT_MAX, scope);
 }
 
 }  // namespace tccl

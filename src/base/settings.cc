@@ -6,15 +6,17 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <string_view>
 
+#include "base/cores.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "tccl/error.h"
 
 namespace tccl {
 namespace {
+
+constexpr std::string_view kAuto = "auto";
 
 std::size_t parse_number(std::string_view text, std::string_view* rest) {
   std::size_t value = 0;
@@ -45,22 +47,18 @@ void bytes_into(Settings& settings, const std::string& text) {
   settings.*Field = value;
 }
 
-void streaming_bytes_into(Settings& settings, const std::string& text) {
-  if (text == "auto") return;
-  settings.streaming_bytes =
-      text == "max" ? std::numeric_limits<std::size_t>::max() : parse_bytes(text);
-}
-
 void worker_count_into(Settings& settings, const std::string& text) {
+  if (text == kAuto) return settings.worker_count.reset();
   std::string_view rest;
   const std::size_t value = parse_number(text, &rest);
-  if (!rest.empty() || value < 1 || value > 1024)
-    throw Error(Errc::invalid_argument, "must be between 1 and 1024");
+  if (!rest.empty() || value > 1024)
+    throw Error(Errc::invalid_argument, "must be auto or between 0 and 1024");
   settings.worker_count = static_cast<int>(value);
 }
 
 void worker_affinity_into(Settings& settings, const std::string& text) {
   settings.worker_affinity = text;
+  settings.worker_cores = text == kAuto ? std::vector<int>() : parse_cores(text);
 }
 
 template <Op O>
@@ -81,17 +79,21 @@ constexpr SettingRow kRows[] = {
      "Messages up to this size are sent before the receiver has asked for them. "
      "Must be the same on all ranks.",
      bytes_into<&Settings::eager_bytes>},
-    {"CCL_STREAMING_BYTES", "auto",
-     "Copies into shared memory of at least this size go past the caches (streaming stores). "
-     "`max`: none; `auto`: as measured for the CPU, see performance.md.",
-     streaming_bytes_into},
-    {"CCL_WORKER_COUNT", "1",
-     "Helper threads that split one large operation. Accepted for scripts that set it; this "
-     "version "
-     "runs each operation on one thread.",
+    {"CCL_WORKER_COUNT", "auto",
+     "Worker threads of each rank, which share the copying and reducing of a large operation with "
+     "the thread that runs it; 0 is none. auto: one less than the cores of the rank, if other "
+     "ranks have the same cores its share of them, and at most 3; with a list in "
+     "CCL_WORKER_AFFINITY as many as it has for each rank.",
      worker_count_into},
     {"CCL_WORKER_AFFINITY", "auto",
-     "Cores of the helper threads. Accepted for scripts that set it; no effect yet.",
+     "Cores of the worker threads of all ranks on this host, one after the other: "
+     "0,1,2,3,28,29,31,32 (or 0-3,28,29,31,32) gives 0-3 to the four workers of the first rank and "
+     "the others to the second's. They may lie outside the cores that the process itself is pinned "
+     "to; a worker whose core does not exist, or is not in the cgroup's cpuset, is not pinned, "
+     "with "
+     "a warning. auto: on any core of the process. A warning with all three values says so if a "
+     "list does not have CCL_WORKER_COUNT cores for each rank, or if it is auto and "
+     "CCL_WORKER_COUNT is more than the cores of the rank.",
      worker_affinity_into},
     {"CCL_ALLREDUCE", "", kAlgorithmDoc, algorithm_into<Op::allreduce>},
     {"CCL_REDUCE", "", kAlgorithmDoc, algorithm_into<Op::reduce>},

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tccl/operation.h"
 
@@ -15,9 +16,9 @@ namespace tccl {
 struct Settings {
   std::size_t chunk_bytes = 0;
   std::size_t eager_bytes = 0;
-  std::optional<std::size_t> streaming_bytes;  // empty: by the CPU
-  int worker_count = 0;
+  std::optional<int> worker_count;  // none: from the cores
   std::string worker_affinity;
+  std::vector<int> worker_cores;                // the same, parsed; empty: auto
   std::array<std::string, kOpCount> algorithm;  // by Op; empty: the library chooses
 };
 

@@ -47,9 +47,6 @@ inline constexpr Patience kPatient{std::chrono::microseconds(2), std::chrono::mi
 /// There are more ranks than cores. Yielding does not help: torchrun starts each rank in a session
 /// of its own, and with autogroups the scheduler shares the cores between sessions.
 inline constexpr Patience kCrowded{std::chrono::microseconds(2), std::chrono::microseconds(0)};
-
-/// Cores that the calling thread may run on.
-int usable_cores();
 /// A sleeper looks for dead peers this often: no system call tells it of a death at once, and
 /// 250 looks a second cost well under a percent of a core.
 inline constexpr auto kSleepSlice = std::chrono::milliseconds(4);

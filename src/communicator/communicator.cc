@@ -1,14 +1,13 @@
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <thread>
 #include <tuple>
 
+#include "base/cores.h"
 #include "base/format.h"
 #include "base/op_kinds.h"
 #include "communicator/communicator_impl.h"
 #include "communicator/validate.h"
-#include "kernels/copy.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -24,12 +23,8 @@ std::uint64_t uid_from(const Digest& digest) {
 }
 
 /// A rank that spins keeps another from running if they share a core.
-Patience patience_for(int ranks) { return ranks > usable_cores() ? kCrowded : kPatient; }
-
-std::size_t streaming_bytes(const Settings& settings) {
-  constexpr std::size_t kWhereItPays = 4096;
-  return settings.streaming_bytes.value_or(
-      kernels::streaming_pays() ? kWhereItPays : std::numeric_limits<std::size_t>::max());
+Patience patience_for(int ranks) {
+  return static_cast<std::size_t>(ranks) > cores_of_this_thread().size() ? kCrowded : kPatient;
 }
 
 /// Counts that every rank must pass alike, as one number.
@@ -77,9 +72,12 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   self.first_sequence = options.first_sequence;
   self.region_offset = group->region_offset();
   std::vector<shm::Member> members;
+  int sharing = 0;
   const auto acquaint = [&](const std::vector<Attendee>& everyone) {
-    for (const Attendee& attendee : everyone)
+    for (const Attendee& attendee : everyone) {
       members.emplace_back(impl->acquaint(attendee), attendee.introduction.region_offset);
+      sharing += attendee.introduction.cores_digest == self.cores_digest;
+    }
     // Everyone is here and nobody has returned yet: the one moment at which a next group on this
     // store cannot meet the keys of this one.
     if (size > 1) forget_keys(store, rank);
@@ -92,6 +90,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw;
   }
   group->set_members(std::move(members));
+  impl->make_workers(rank, size, sharing);  // all ranks of a group are on this host
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(group), std::move(options));
   impl->remember(communicator);
@@ -107,7 +106,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       group_(std::move(group)),
       board_(std::make_unique<shm::ShmBoard>(
           *group_, [](std::uint8_t index) { return algorithm(index).name; },
-          context_->poll_interrupt(), patience_for(size_), streaming_bytes(context_->settings()))),
+          context_->poll_interrupt(), patience_for(size_))),
       lane_(std::make_shared<Lane>(context_->drivers(), options_.name,
                                    static_cast<LaneExecutor&>(*this), context_->poll_interrupt())),
       p2p_(std::make_shared<P2p>(
@@ -211,7 +210,7 @@ void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout)
 void CommunicatorImpl::execute_by(std::optional<Deadline> deadline, const Operation& operation,
                                   Milliseconds timeout) {
   if (group_->failed()) throw group_->failure();
-  const Call call(operation);
+  const Call call(operation, context_->workers());
   const Algorithm& chosen = context_->algorithms().choose(
       operation.op, shared_count(operation) * size_of(operation.dtype));
   try {

@@ -6,15 +6,25 @@
 #include <cstring>
 #include <new>
 
+#include "base/cores.h"
 #include "base/format.h"
+#include "base/log.h"
 #include "communicator/communicator_impl.h"
+#include "communicator/plan_workers.h"
 #include "tccl/error.h"
+#include "transport/record.h"
 
 namespace tccl {
 namespace {
 
 /// An invalid descriptor where the kernel has none: then the mutex word is the only witness.
 Fd open_own_pidfd() { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
+
+std::uint64_t digest_of(const std::vector<int>& numbers) {
+  std::uint64_t digest = 1;
+  for (const int number : numbers) digest = mix(digest, static_cast<std::uint64_t>(number));
+  return digest;
+}
 
 }  // namespace
 
@@ -28,6 +38,7 @@ ContextImpl::ContextImpl(Options options)
     : options_(std::move(options)),
       settings_(settings_from_environment()),
       algorithms_(settings_),
+      cores_(cores_of_this_thread()),
       arena_(std::make_unique<shm::Arena>()),
       self_(std::make_shared<Peer>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
@@ -57,6 +68,7 @@ void ContextImpl::close() noexcept {
   }
   progress_->stop();
   drivers_->stop();
+  if (workers_) workers_->stop();
   monitor_->stop();
 }
 
@@ -74,6 +86,7 @@ Introduction ContextImpl::introduction() const {
   own.memory_bytes = arena_->memory()->bytes();
   own.chunk_bytes = settings_.chunk_bytes;
   own.eager_bytes = settings_.eager_bytes;
+  own.cores_digest = digest_of(cores_);
   std::strncpy(own.host, host_name().c_str(), sizeof own.host - 1);
   return own;
 }
@@ -96,6 +109,17 @@ std::shared_ptr<Peer> ContextImpl::acquaint(const Attendee& attendee) {
   const std::lock_guard lock(mutex_);
   peers_[who.memory_id] = peer;
   return peer;
+}
+
+void ContextImpl::make_workers(int local_rank, int local_ranks, int sharing) {
+  const std::lock_guard lock(mutex_);
+  if (workers_) return;
+  const LocalPlace place{local_rank, local_ranks, sharing, cores_};
+  static std::atomic<bool> warned{false};  // once per process, which may have several contexts
+  const std::string problem = disagreement(settings_, place);
+  if (!problem.empty() && !warned.exchange(true, std::memory_order_relaxed))
+    log_warning(problem, local_rank);
+  workers_ = std::make_unique<Workers>(plan_workers(settings_, place));
 }
 
 void ContextImpl::remember(const std::shared_ptr<CommunicatorImpl>& communicator) {
@@ -121,6 +145,7 @@ void ContextImpl::drop_in_child() noexcept {
   static_cast<void>(monitor_.release());
   static_cast<void>(progress_.release());
   static_cast<void>(drivers_.release());
+  static_cast<void>(workers_.release());
   // Keep nothing of the job open: a data-loader worker may outlive its rank.
   arena_->memory()->drop_in_child();
   pidfd_.reset();

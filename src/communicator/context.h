@@ -10,6 +10,7 @@
 
 #include "base/fork_guard.h"
 #include "base/settings.h"
+#include "base/workers.h"
 #include "bootstrap/meeting.h"
 #include "bootstrap/monitor.h"
 #include "communicator/choose.h"
@@ -38,6 +39,9 @@ class ContextImpl final : public Context {
   [[nodiscard]] shm::Arena& arena() noexcept { return *arena_; }
   [[nodiscard]] Drivers& drivers() noexcept { return *drivers_; }
   [[nodiscard]] Progress& progress() noexcept { return *progress_; }
+  /// Made by the first group, which knows how many ranks there are on this host.
+  void make_workers(int local_rank, int local_ranks, int sharing);
+  [[nodiscard]] Workers& workers() const noexcept { return *workers_; }
   [[nodiscard]] bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
   /// Throws if this is a forked child or the context is closed.
   void require_usable() const;
@@ -57,13 +61,15 @@ class ContextImpl final : public Context {
   void reclaim_retired() noexcept;
   [[nodiscard]] LifeSign& life() const;
 
-  std::mutex mutex_;  // guards the last three members
+  std::mutex mutex_;  // guards the making of workers_ and the last three members
   Options options_;
   Settings settings_;
   AlgorithmTable algorithms_;
+  std::vector<int> cores_;  // that this process may use
   std::unique_ptr<shm::Arena> arena_;
   std::shared_ptr<Peer> self_;
   Fd pidfd_;  // of this process
+  std::unique_ptr<Workers> workers_;
   std::unique_ptr<Drivers> drivers_;
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Monitor> monitor_;

@@ -44,8 +44,6 @@ class Board {
   [[nodiscard]] virtual std::size_t chunk_bytes() const noexcept = 0;
 
   virtual Slot open_step() = 0;
-  /// memcpy into an open slot, in the way that serves its readers best.
-  virtual void write(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   virtual void post() = 0;
   virtual PeerSlot await(int peer, std::uint32_t step) = 0;
 

@@ -124,6 +124,32 @@ TEST(Programs, RunBesideOtherOperationsOfTheGroup) {
   });
 }
 
+TEST(LargeOperations, AreSharedWithWorkers) {
+  ::setenv("CCL_WORKER_COUNT", "2", 1);
+  ::setenv("CCL_CHUNK_BYTES", "2M", 1);
+  run_threads(2, [](int rank, const Comm& comm) {
+    const std::size_t count = (std::size_t{3} << 20) + 17;
+    std::vector<float> x(count);
+    std::vector<float> y(count, 1);
+    for (std::size_t i = 0; i < count; ++i) x[i] = static_cast<float>(i % 1000) * (rank + 1);
+    const auto all = [](std::vector<float>& data) {
+      return tccl::allreduce(data.data(), data.data(), data.size(), DType::float32, ReduceOp::sum);
+    };
+    // Two groups at once: the workers serve one of them at a time.
+    const Comm other = comm->split(0, rank, {.name = "other", .timeout = 30s});
+    const Work first = comm->start(all(x));
+    other->run(all(y));
+    first->wait();
+    bool right = true;
+    for (std::size_t i = 0; i < count; ++i)
+      right &= x[i] == static_cast<float>(i % 1000) * 3 && y[i] == 2;
+    EXPECT_TRUE(right);
+    other->close();
+  });
+  ::unsetenv("CCL_CHUNK_BYTES");
+  ::unsetenv("CCL_WORKER_COUNT");
+}
+
 TEST(Messages, BeyondARingReachARankThatWaitsElsewhere) {
   run_threads(2, [](int rank, const Comm& comm) {
     constexpr int kMessages = 60;

@@ -1,11 +1,9 @@
 #include "transport/shm/shm_board.h"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 
 #include "base/format.h"
-#include "kernels/copy.h"
 
 namespace tccl::shm {
 namespace {
@@ -15,13 +13,12 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 }  // namespace
 
 ShmBoard::ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt,
-                   Patience patience, std::size_t streaming_bytes)
+                   Patience patience)
     : group_(group),
       algorithm_name_(algorithm_name),
       poll_interrupt_(std::move(poll_interrupt)),
       views_(static_cast<std::size_t>(group.size())),
-      patience_(patience),
-      streaming_bytes_(streaming_bytes) {
+      patience_(patience) {
   record_.sequence = group.identity().first_sequence - 1;
   for (View& view : views_) view.agreed = record_.sequence;
 }
@@ -53,11 +50,6 @@ Board::Slot ShmBoard::open_step() {
       if (peer != rank()) wait_for(peer, step - kSlots + 2);
   std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(step);
   return {group_.mine().steps[step % kSlots].payload, slot, slot + area_bytes()};
-}
-
-void ShmBoard::write(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes >= streaming_bytes_) return kernels::copy_streaming(to, from, bytes);
-  if (bytes != 0) std::memcpy(to, from, bytes);
 }
 
 void ShmBoard::post() {

@@ -17,7 +17,7 @@ class ShmBoard final : public Board {
   using AlgorithmName = const char* (*)(std::uint8_t index);
   /// `poll_interrupt` may be empty; see Context::Options.
   ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt,
-           Patience patience, std::size_t streaming_bytes);
+           Patience patience);
 
   [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
   [[nodiscard]] int size() const noexcept override { return group_.size(); }
@@ -28,7 +28,6 @@ class ShmBoard final : public Board {
     return group_.layout().chunk_bytes;
   }
   Slot open_step() override;
-  void write(std::byte* to, const std::byte* from, std::size_t bytes) override;
   void post() override;
   PeerSlot await(int peer, std::uint32_t step) override;
   [[nodiscard]] double factor(int rank) const override;
@@ -74,10 +73,9 @@ class ShmBoard final : public Board {
   std::function<void()> poll_interrupt_;
   std::vector<View> views_;
   Patience patience_;
-  std::size_t streaming_bytes_;  // larger writes go past the caches
-  OpRecord record_;              // of the current operation
-  std::uint32_t step_ = 0;       // steps posted in it
-  Step base_ = 0;                // steps posted in all operations before
+  OpRecord record_;         // of the current operation
+  std::uint32_t step_ = 0;  // steps posted in it
+  Step base_ = 0;           // steps posted in all operations before
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};
   Clock::time_point next_interrupt_poll_;

@@ -1,0 +1,163 @@
+"""CCL_WORKER_COUNT and CCL_WORKER_AFFINITY: which threads a rank has, and where they may run."""
+
+import functools
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+CORES = sorted(os.sched_getaffinity(0))
+FIRST, LAST = CORES[0], CORES[-1]
+MISSING = 4000  # no machine has a core of this number
+
+
+def prepare(directory: Path, settings: dict, cores: list | None, rank: int) -> None:
+    """Pins the rank as a launcher would, and keeps what it says."""
+    os.environ.update(settings)
+    if cores:
+        os.sched_setaffinity(0, cores[rank])
+    os.dup2(os.open(directory / f"stderr-{rank}", os.O_CREAT | os.O_WRONLY, 0o600), 2)
+
+
+def parse_cores(text: str) -> set[int]:
+    cores = set()
+    for piece in text.strip().split(","):
+        first, _, last = piece.partition("-")
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def worker_masks() -> list[set[int]]:
+    """The cores of each worker thread of this process, in the order of their numbers."""
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        if status["Name"].startswith("ccl-worker-"):
+            number = int(status["Name"].removeprefix("ccl-worker-"))
+            masks[number] = parse_cores(status["Cpus_allowed_list"])
+    assert sorted(masks) == list(range(len(masks)))
+    return [masks[number] for number in sorted(masks)]
+
+
+def reduce_16_megabytes(rank: int, size: int) -> None:
+    ramp = torch.arange(4 << 20) % 1000
+    x = ramp * (rank + 1.0)
+    dist.all_reduce(x)
+    assert x.equal(ramp * (size * (size + 1) / 2))
+
+
+def check_workers(rank: int, size: int) -> list[set[int]]:
+    made = worker_masks()
+    reduce_16_megabytes(rank, size)
+    assert worker_masks()[: len(made)] == made
+    return made
+
+
+def run_with(directory: Path, cores: list | None = None, size: int = 2, **settings: str):
+    """For each rank the masks of the workers that were there from the start, and its warnings."""
+    before = functools.partial(prepare, directory, settings, cores)
+    masks = run_ranks(size, check_workers, prepare=before)
+    texts = [(directory / f"stderr-{rank}").read_text() for rank in range(size)]
+    warnings = [[line for line in text.splitlines() if "tccl" in line] for text in texts]
+    return list(zip(masks, warnings, strict=True))
+
+
+def test_none_are_made_before_they_are_needed(tmp_path):
+    assert run_with(tmp_path) == [([], []), ([], [])]
+
+
+def test_as_many_as_asked_for(tmp_path):
+    settings = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": "auto"}
+    assert run_with(tmp_path, **settings) == [([set(CORES)], [])] * 2
+
+
+def test_zero_is_none(tmp_path):
+    assert run_with(tmp_path, CCL_WORKER_COUNT="0") == [([], [])] * 2
+
+
+def test_each_rank_takes_its_part_of_the_list(tmp_path):
+    settings = {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": f"{FIRST},{LAST},{LAST},{LAST}"}
+    first, second = run_with(tmp_path, **settings)
+    assert first == ([{FIRST}, {LAST}], [])
+    assert second == ([{LAST}, {LAST}], [])
+
+
+def test_a_list_alone_says_how_many(tmp_path):
+    first, second = run_with(tmp_path, CCL_WORKER_AFFINITY=f"{LAST},{FIRST}")
+    assert first == ([{LAST}], [])
+    assert second == ([{FIRST}], [])
+
+
+def test_the_list_of_the_documents(tmp_path):
+    """For 56 cores. Where there are fewer, one warning names those that do not exist."""
+    settings = {"CCL_WORKER_COUNT": "4", "CCL_WORKER_AFFINITY": "0,1,2,3,28,29,31,32"}
+    ranks = run_with(tmp_path, **settings)
+    for (masks, warnings), part in zip(ranks, ([0, 1, 2, 3], [28, 29, 31, 32]), strict=True):
+        assert masks == [{core} if core in CORES else set(CORES) for core in part]
+        assert len(warnings) == (not set(part) <= set(CORES)), warnings
+
+
+def test_cores_that_do_not_exist(tmp_path):
+    settings = {
+        "CCL_WORKER_COUNT": "3",
+        "CCL_WORKER_AFFINITY": f"{LAST},{MISSING}-{MISSING + 4}",
+    }
+    first, second = run_with(tmp_path, **settings)
+    assert first[0] == [{LAST}, set(CORES), set(CORES)]
+    assert second[0] == [set(CORES)] * 3
+    for rank, named in ((first, "4000,4001;"), (second, "4002-4004;")):
+        assert len(rank[1]) == 1, rank[1]
+        assert named in rank[1][0], rank[1]
+
+
+def test_outside_the_cores_of_the_rank(tmp_path):
+    """As in the documents, where ranks are pinned to cores that leave the workers' alone."""
+    settings = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": f"{LAST},{LAST}"}
+    cores = [{FIRST}, {FIRST}]
+    assert run_with(tmp_path, cores, **settings) == [([{LAST}], [])] * 2
+
+
+def test_unpinned_workers_stay_on_the_cores_of_the_rank(tmp_path):
+    first, second = run_with(tmp_path, [{FIRST}, {LAST}], CCL_WORKER_COUNT="1")
+    assert first == ([{FIRST}], [])
+    assert second == ([{LAST}], [])
+
+
+def test_a_list_of_another_length(tmp_path):
+    settings = {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": f"{FIRST},{LAST},{FIRST}"}
+    first, second = run_with(tmp_path, **settings)
+    assert first[0] == [{FIRST}, {LAST}]
+    assert second[0] == [{FIRST}, set(CORES)]
+    for _, warnings in (first, second):
+        assert len(warnings) == 1, warnings
+        assert "CCL_WORKER_COUNT=2" in warnings[0]
+        assert f"CCL_WORKER_AFFINITY={FIRST},{LAST},{FIRST}" in warnings[0]
+        assert "need a list of 4 cores, not of 3" in warnings[0]
+
+
+def test_more_workers_than_cores(tmp_path):
+    first, second = run_with(tmp_path, [{FIRST}, {LAST}], CCL_WORKER_COUNT="2")
+    for (masks, warnings), core in ((first, FIRST), (second, LAST)):
+        assert masks == [{core}] * 2
+        assert len(warnings) == 1, warnings
+        assert "CCL_WORKER_COUNT=2, CCL_WORKER_AFFINITY=auto" in warnings[0]
+        assert f"the cores of this rank ({core})" in warnings[0]
+
+
+def check_fork(rank: int, size: int) -> None:
+    reduce_16_megabytes(rank, size)
+    child = os.fork()
+    if child == 0:
+        dist.destroy_process_group()  # joins no thread: there are none here
+        os._exit(0 if worker_masks() == [] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    reduce_16_megabytes(rank, size)
+    assert len(worker_masks()) == 2
+
+
+def test_a_forked_child_has_none(tmp_path):
+    before = functools.partial(prepare, tmp_path, {"CCL_WORKER_COUNT": "2"}, None)
+    run_ranks(2, check_fork, prepare=before)

@@ -169,6 +169,10 @@ def make_row(op: str, size: int, ranks: int, medians: dict[str, list[float]]) ->
     return {**row, "better_peer": better, "ratio": ratio, "reached": middle <= GOAL}
 
 
+def readable_us(us: float) -> str:
+    return f"{us:.2f}" if us < 100 else f"{us:.0f}"
+
+
 def print_report(rows: list[dict], names: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -184,7 +188,8 @@ def print_report(rows: list[dict], names: list[str]) -> None:
         cells = [row["op"], str(row["ranks"]), readable_bytes(row["bytes"])]
         for name in names:
             low, high = row[name]["quartiles_us"]
-            cells.append(f"{row[name]['median_us']:.2f} ({low:.2f}-{high:.2f})")
+            middle, low, high = map(readable_us, (row[name]["median_us"], low, high))
+            cells.append(f"{middle} ({low}-{high})")
         low, high = row["ratio"]["quartiles"]
         cells.append(f"{row['ratio']['median']:.2f} ({low:.2f}-{high:.2f})")
         table.add_row(*cells, "reached" if row["reached"] else f"MISSED ({row['better_peer']})")

@@ -3,8 +3,9 @@
 //   <program> <shared file> <operation> <warm-up> <bytes>:<iterations>...
 //
 // Rank 0 prints one line per size, {"bytes": 8, "us": [...]}: each iteration's time, the maximum
-// over the ranks. Values are new in each iteration, and results are looked at after each: the ends
-// of every block, after the last iteration all of it.
+// over the ranks; fewer than asked for if a size takes longer than kBudget. Values are new in each
+// iteration, and results are looked at after each: the ends of every block, after the last
+// iteration all of it.
 //
 // A Library has rank, size, allreduce(x, count) and broadcast(x, count) in place, as torch calls
 // them, and allgather(in, out, count) and alltoall(in, out, count), `count` per rank.
@@ -31,7 +32,9 @@ namespace loop {
 using Clock = std::chrono::steady_clock;
 
 inline constexpr int kMaxIterations = 10'000;
-inline constexpr int kSpins = 2'000;  // then it yields: there may be more ranks than cores
+inline constexpr int kSpins = 2'000;  // then it yields
+inline constexpr auto kBudget =
+    std::chrono::seconds(5);  // some libraries crawl without a core each
 inline constexpr auto kBound = std::chrono::seconds(60);
 inline constexpr std::size_t kAlignment = 64;  // of tensors in torch
 
@@ -46,7 +49,8 @@ inline void pause_cpu() {
 }
 
 /// The libraries' own binding is switched off, so that all of them run on the same cores.
-inline void pin_to_core(int rank) {
+/// Returns how many cores there are.
+inline int pin_to_core(int rank) {
   cpu_set_t allowed;
   check(sched_getaffinity(0, sizeof(allowed), &allowed) == 0, "sched_getaffinity failed");
   int skip = rank % CPU_COUNT(&allowed);
@@ -56,12 +60,15 @@ inline void pin_to_core(int rank) {
   CPU_ZERO(&mine);
   CPU_SET(core, &mine);
   check(sched_setaffinity(0, sizeof(mine), &mine) == 0, "sched_setaffinity failed");
+  return CPU_COUNT(&allowed);
 }
 
 /// What the ranks share beside the library under test: a counter at which they meet, and times.
 class Shared {
  public:
-  Shared(const char* path, int rank, int size) : rank_(rank), size_(size) {
+  /// Where ranks share a core, a rank that spun would keep another from ending its call.
+  Shared(const char* path, int rank, int size, int cores)
+      : rank_(rank), size_(size), spins_(size > cores ? 0 : kSpins) {
     const std::size_t bytes = sizeof(Head) + sizeof(double) * kMaxIterations * size;
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     check(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0, "cannot make the shared file");
@@ -78,7 +85,7 @@ class Shared {
     head_->arrived.fetch_add(1, std::memory_order_acq_rel);  // pairs with the load below
     const auto deadline = Clock::now() + kBound;
     for (int spins = 0; head_->arrived.load(std::memory_order_acquire) < goal; ++spins) {
-      if (spins < kSpins) {
+      if (spins < spins_) {
         pause_cpu();
       } else {
         check(Clock::now() < deadline, "another rank did not come");
@@ -86,6 +93,11 @@ class Shared {
       }
     }
   }
+
+  /// Which iteration is the last. Set by one rank before the meeting of that iteration at the
+  /// latest; a rank that is an iteration behind is not disturbed, as a flag would disturb it.
+  void set_last(int iteration) { head_->last.store(iteration, std::memory_order_relaxed); }
+  [[nodiscard]] int last() const { return head_->last.load(std::memory_order_relaxed); }
 
   void set_time(int iteration, double us) { times_us_[rank_ * kMaxIterations + iteration] = us; }
   [[nodiscard]] double longest(int iteration) const {
@@ -97,10 +109,11 @@ class Shared {
  private:
   struct Head {
     alignas(64) std::atomic<long> arrived;
-    char pad[64];
+    alignas(64) std::atomic<int> last;
   };
   int rank_;
   int size_;
+  int spins_;
   long meetings_ = 0;
   Head* head_ = nullptr;
   double* times_us_ = nullptr;
@@ -196,9 +209,16 @@ void time_size(Library& library, const Operation<Library>& operation, Shared& sh
   const Tensor other = operation.blocks_out ? make_tensor(count * out_blocks) : nullptr;
   float* out = other ? other.get() : in.get();
 
-  for (int i = 0; i < warm_up + iterations; ++i) {
+  const auto enough_at = Clock::now() + kBudget;
+  bool last = false;
+  int i = 0;
+  for (; !last; ++i) {
     for (int b = 0; b < in_blocks; ++b) {
       fill(in.get() + b * count, count, input(i, library.rank, b));
+    }
+    if (library.rank == 0) {
+      const bool enough = i >= warm_up && Clock::now() > enough_at;
+      shared.set_last(enough ? i : warm_up + iterations - 1);
     }
     shared.meet();
     const auto start = Clock::now();
@@ -206,17 +226,18 @@ void time_size(Library& library, const Operation<Library>& operation, Shared& sh
     const std::chrono::duration<double, std::micro> us = Clock::now() - start;
     if (i >= warm_up) shared.set_time(i - warm_up, us.count());
 
-    const bool last = i + 1 == warm_up + iterations;
+    last = i == shared.last();
     for (int b = 0; b < out_blocks; ++b) {
-      check(holds(out + b * count, count, operation.expected(library, i, b), last),
-            "wrong result in iteration " + std::to_string(i) + ", block " + std::to_string(b) +
-                " of " + std::string(operation.name) + ", " + std::to_string(bytes) + " bytes");
+      if (holds(out + b * count, count, operation.expected(library, i, b), last)) continue;
+      throw std::runtime_error("wrong result in iteration " + std::to_string(i) + ", block " +
+                               std::to_string(b) + " of " + std::string(operation.name) + ", " +
+                               std::to_string(bytes) + " bytes");
     }
   }
   shared.meet();  // all times are there, all results were right
   if (library.rank == 0) {
     std::printf("{\"bytes\": %zu, \"us\": [", bytes);
-    for (int i = 0; i < iterations; ++i) std::printf("%s%.3f", i ? ", " : "", shared.longest(i));
+    for (int t = 0; t < i - warm_up; ++t) std::printf("%s%.3f", t ? ", " : "", shared.longest(t));
     std::printf("]}\n");
   }
   shared.meet();  // nobody overwrites a time before it is printed
@@ -225,8 +246,8 @@ void time_size(Library& library, const Operation<Library>& operation, Shared& sh
 template <class Library>
 int run(Library& library, int argc, char** argv) try {
   check(argc > 4, "usage: <program> <shared file> <operation> <warm-up> <bytes>:<iterations>...");
-  pin_to_core(library.rank);
-  Shared shared(argv[1], library.rank, library.size);
+  const int cores = pin_to_core(library.rank);
+  Shared shared(argv[1], library.rank, library.size, cores);
   const auto& operation = find<Library>(argv[2]);
   const int warm_up = std::stoi(argv[3]);
   for (int i = 4; i < argc; ++i) {

@@ -49,6 +49,11 @@ def commit() -> str:
     return result.stdout.strip() or "unknown"
 
 
+def write_json(path: Path, rows: list[dict], **facts) -> None:
+    where = {"cpu": cpu_model(), "commit": commit()}
+    path.write_text(json.dumps({**where, **facts, "rows": rows}, indent=1))
+
+
 def measure(ranks: Ranks, case: Case, backends: list[str], alternations: int) -> dict:
     """One row of the result: times in microseconds, and ratios to the first backend."""
     medians: dict[str, list[float]] = {backend: [] for backend in backends}
@@ -169,7 +174,9 @@ def plot(rows: list[dict], backends: list[str], path: Path) -> None:
 
 
 def bench(
-    ops: Annotated[str, typer.Option(help=f"of {','.join(OPERATIONS)}")] = "all_reduce",
+    ops: Annotated[
+        str | None, typer.Option(help=f"of {','.join(OPERATIONS)} (all_reduce; with --peers four)")
+    ] = None,
     sizes: Annotated[str, typer.Option(help="bytes, such as 8,4K,1M")] = "8,4K,64K,1M,16M,64M",
     ranks: Annotated[str, typer.Option(help="numbers of ranks, such as 2,4")] = "2",
     dtypes: Annotated[str, typer.Option(help="such as float32,bfloat16")] = "float32",
@@ -178,21 +185,35 @@ def bench(
     ] = "ccl,gloo",
     alternations: Annotated[int, typer.Option(help="how often each backend has its turn")] = 5,
     goals: Annotated[bool, typer.Option(help="measure all that has a goal")] = False,
+    peers: Annotated[
+        str | None, typer.Option(help="instead: libtccl against mpich,openmpi, in C++")
+    ] = None,
+    peers_dir: Annotated[Path, typer.Option(help="where they are installed")] = Path("build/peers"),
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw them here (.svg)")] = None,
 ) -> None:
     """Time operations on several backends, in one go and with checked results."""
     from rich.progress import Progress
 
+    counts = [int(count) for count in ranks.split(",")]
+    byte_counts = [parse_bytes(size) for size in sizes.split(",")]
+    if peers:
+        from torch_ccl.cli import peers as cpp
+
+        chosen = ops.split(",") if ops else list(cpp.OPERATIONS)
+        cpp.compare(
+            peers.split(","), peers_dir, chosen, byte_counts, counts, alternations, json_file
+        )
+        return
     names = backends.split(",")
     plan = (
         goal_cases()
         if goals
         else {
             count: make_cases(
-                ops.split(","), [parse_bytes(s) for s in sizes.split(",")], dtypes.split(","), count
+                (ops or "all_reduce").split(","), byte_counts, dtypes.split(","), count
             )
-            for count in map(int, ranks.split(","))
+            for count in counts
         }
     )
     with Progress(transient=True) as bar:
@@ -205,7 +226,6 @@ def bench(
         rows = run(plan, names, alternations, progress)
     print_table(rows, names)
     if json_file:
-        facts = {"cpu": cpu_model(), "commit": commit(), "alternations": alternations}
-        json_file.write_text(json.dumps({**facts, "rows": rows}, indent=1))
+        write_json(json_file, rows, alternations=alternations)
     if plot_file:
         plot(rows, names, plot_file)

@@ -178,12 +178,22 @@ def bench(
     ] = "ccl,gloo",
     alternations: Annotated[int, typer.Option(help="how often each backend has its turn")] = 5,
     goals: Annotated[bool, typer.Option(help="measure all that has a goal")] = False,
+    programs: Annotated[str, typer.Option(help="whole programs, of decode,ddp_step")] = "",
+    footprint: Annotated[bool, typer.Option(help="overhead, waiting, memory, start")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw them here (.svg)")] = None,
 ) -> None:
     """Time operations on several backends, in one go and with checked results."""
     from rich.progress import Progress
 
+    if programs:
+        from torch_ccl.cli.programs import bench_programs
+
+        return bench_programs(programs.split(","), alternations, json_file)
+    if footprint:
+        from torch_ccl.cli.footprint import bench_footprint
+
+        return bench_footprint(alternations, json_file)
     names = backends.split(",")
     plan = (
         goal_cases()

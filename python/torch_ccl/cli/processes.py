@@ -1,4 +1,4 @@
-"""Processes that the benches run on: each is one rank, in a session of its own, and answers requests.
+"""Processes that the benches run on: each is a rank in a session of its own and answers requests.
 
     with processes(2, Worker, "ccl") as ranks:
         answers = ranks.ask(request)  # one of each rank

@@ -51,7 +51,7 @@ class Timer:
         import torch.distributed as dist
 
         if "fake" in backends:
-            import torch.testing._internal.distributed.fake_pg
+            import torch.testing._internal.distributed.fake_pg  # noqa: F401
         place.join("gloo")
         self._rank = place.rank
         self._groups = {backend: dist.new_group(backend=backend) for backend in backends}

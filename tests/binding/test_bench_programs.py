@@ -1,0 +1,39 @@
+"""The programs of `torch-ccl bench` run, and what they check can fail."""
+
+import pytest
+from torch_ccl.cli.decoder import Shape
+from torch_ccl.cli.programs import check_losses, ddp_step, decode
+from torch_ccl.cli.training import Task
+from torch_ccl.cli.verdicts import judged
+
+SMALL = Shape(hidden=32, layers=2, tokens=8)
+WRONG = Shape(hidden=32, layers=2, tokens=8, with_reductions=False)
+
+
+def test_decode_runs_and_notices_a_missing_reduction():
+    turns = []
+    with pytest.raises(AssertionError, match=r"ccl by hand: wrong output of rank 0.*off by"):
+        decode(1, lambda: turns.append(1), [SMALL, WRONG])
+    assert len(turns) == 1  # the right one passed
+
+
+def test_ddp_step_runs():
+    rows, verdicts = ddp_step(1, lambda: None, Task(width=16, layers=2, steps=2))
+    assert set(rows[0]["variants"]) == {"1 thread", "2 threads", "ccl", "gloo"}
+    assert verdicts[0]["goal"] == "> 1"
+
+
+def test_wrong_losses_are_noticed():
+    check_losses("ccl", [2.0, 1.0], [2.0, 1.0])
+    for wrong in (1.01, float("nan")):
+        with pytest.raises(AssertionError, match="step 1"):
+            check_losses("ccl", [2.0, wrong], [2.0, 1.0])
+
+
+def test_the_worse_quartile_decides():
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]  # quartiles 2 and 4
+    assert judged("x", values, "us", at_least=2)["reached"]
+    assert not judged("x", values, "us", above=2)["reached"]
+    assert judged("x", values, "us", at_most=4)["reached"]
+    assert not judged("x", values, "us", below=4)["reached"]
+    assert "goal" not in judged("x", values, "us")

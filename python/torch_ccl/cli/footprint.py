@@ -13,7 +13,7 @@ from pathlib import Path
 from torch_ccl.cli.footprint_ranks import Beginner, Holder, Waiter
 from torch_ccl.cli.processes import processes
 from torch_ccl.cli.timing import Case, running_ranks
-from torch_ccl.cli.verdicts import judged, print_verdicts, write_figures
+from torch_ccl.cli.verdicts import Others, judged, print_verdicts, write_figures
 
 WAIT_S = 10.0
 
@@ -95,11 +95,11 @@ def start(alternations: int, progress, sizes: tuple[int, ...] = (2, 8)) -> list[
 def bench_footprint(alternations: int, json_file: Path | None) -> None:
     from rich.progress import Progress
 
-    rows = []
+    rows, others = [], Others()
     with Progress(transient=True) as bar:
         task = bar.add_task("footprint", total=1 + 3 + 3 + 4 * alternations)
         for measure in (overhead, waiting, memory, start):
             bar.update(task, description=measure.__name__)
             rows += measure(alternations, lambda: bar.advance(task))
-    print_verdicts("footprint", rows)
-    write_figures(json_file, alternations, rows=rows)
+    print_verdicts("footprint", rows, others)
+    write_figures(json_file, alternations, others, rows=rows)

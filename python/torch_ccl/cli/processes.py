@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Failure(str):
 def _process_main(worker: Callable, place: Place, args: tuple, pipe: Connection) -> None:
     """Answers requests until None comes."""
     faulthandler.dump_traceback_later(BOUND_S, exit=True)
+    warnings.simplefilter("ignore", FutureWarning)  # torch renames calls; tables stay readable
     os.setsid()  # as torchrun does; the scheduler groups processes by session
     try:
         answer = worker(place, *args)

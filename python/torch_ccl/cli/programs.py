@@ -19,7 +19,7 @@ from torch_ccl.cli.bench import quartiles
 from torch_ccl.cli.decoder import Decoder, Shape, cut_by_dtensor, cut_by_hand, whole_decoder
 from torch_ccl.cli.processes import Place, Processes, processes
 from torch_ccl.cli.training import Task, Trainer
-from torch_ccl.cli.verdicts import judged, print_verdicts, write_figures
+from torch_ccl.cli.verdicts import Others, judged, print_verdicts, write_figures
 
 BACKENDS = ("ccl", "gloo")
 THREADS = {"1 thread": 1, "2 threads": 2}
@@ -190,7 +190,7 @@ def print_speeds(rows: list[dict]) -> None:
 def bench_programs(names: list[str], alternations: int, json_file: Path | None) -> None:
     from rich.progress import Progress
 
-    rows, verdicts = [], []
+    rows, verdicts, others = [], [], Others()
     with Progress(transient=True) as bar:
         for name in names:
             program, shapes = PROGRAMS[name]
@@ -199,5 +199,5 @@ def bench_programs(names: list[str], alternations: int, json_file: Path | None) 
             rows += more
             verdicts += judgements
     print_speeds(rows)
-    print_verdicts("programs", verdicts)
-    write_figures(json_file, alternations, rows=rows, verdicts=verdicts)
+    print_verdicts("programs", verdicts, others)
+    write_figures(json_file, alternations, others, rows=rows, verdicts=verdicts)

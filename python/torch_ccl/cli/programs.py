@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+import typer
 
 from torch_ccl.cli.bench import quartiles
 from torch_ccl.cli.decoder import Decoder, Shape, cut_by_dtensor, cut_by_hand, whole_decoder
@@ -190,6 +191,8 @@ def print_speeds(rows: list[dict]) -> None:
 def bench_programs(names: list[str], alternations: int, json_file: Path | None) -> None:
     from rich.progress import Progress
 
+    if unknown := set(names) - set(PROGRAMS):
+        raise typer.BadParameter(f"there is no program {unknown.pop()}, only {list(PROGRAMS)}")
     rows, verdicts, others = [], [], Others()
     with Progress(transient=True) as bar:
         for name in names:

@@ -118,13 +118,13 @@ def whole_decoder(shape: Shape) -> Decoder:
     return model
 
 
-def cut_by_hand(whole: Decoder, rank: int, size: int) -> Decoder:
+def all_reduce(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+def cut_by_hand(whole: Decoder, rank: int, size: int, reduce=all_reduce) -> Decoder:
     """As Megatron does: two all-reduces in each layer."""
-
-    def reduce(x: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(x)
-        return x
-
     model = Decoder(whole.shape, size, reduce if whole.shape.with_reductions else leave)
     with torch.no_grad():
         for block, source in zip(model.blocks, whole.blocks, strict=True):

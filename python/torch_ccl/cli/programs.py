@@ -2,6 +2,7 @@
 
 decode    tensor-parallel decoding, cut over 2 ranks by hand (two all-reduces in each layer) and by
           DTensor; in every turn the output of each rank is compared with that of one process.
+          "unreduced" leaves the all-reduces out: no communication can be faster than that.
 ddp_step  a training step with DistributedDataParallel on 2 ranks; one process takes the batch of
           both. In every turn the losses are compared with those of one process.
 
@@ -17,7 +18,7 @@ import torch
 import typer
 
 from torch_ccl.cli.bench import quartiles
-from torch_ccl.cli.decoder import Decoder, Shape, cut_by_dtensor, cut_by_hand, whole_decoder
+from torch_ccl.cli.decoder import Decoder, Shape, cut_by_dtensor, cut_by_hand, leave, whole_decoder
 from torch_ccl.cli.processes import Place, Processes, processes
 from torch_ccl.cli.training import Task, Trainer
 from torch_ccl.cli.verdicts import Others, judged, print_verdicts, write_figures
@@ -31,7 +32,7 @@ class DecodeRank:
     """Answers a Shape by building models for it, and (model, threads) by decoding."""
 
     def __init__(self, place: Place, backend: str | None):
-        self._place = place
+        self._place, self._backend = place, backend
         self._models: dict[str, Decoder] = {}
         if backend:
             place.join(backend)
@@ -53,10 +54,10 @@ class DecodeRank:
         whole = whole_decoder(shape)
         if size == 1:
             return {"whole": whole}
-        return {
-            "by hand": cut_by_hand(whole, rank, size),
-            "DTensor": cut_by_dtensor(whole, size),
-        }
+        models = {"by hand": cut_by_hand(whole, rank, size)}
+        if self._backend == "ccl":
+            models["unreduced"] = cut_by_hand(whole, rank, size, leave)
+        return models | {"DTensor": cut_by_dtensor(whole, size)}
 
 
 def check_outputs(name: str, shape: Shape, outputs: list[bytes], expected: bytes) -> None:
@@ -74,7 +75,9 @@ def check_outputs(name: str, shape: Shape, outputs: list[bytes], expected: bytes
 def decode_turn(ranks: dict[str, Processes], shape: Shape) -> dict[str, float]:
     """Tokens per second of each variant."""
     speeds, expected = {}, b""
-    variants = [(name, "one", "whole", threads) for name, threads in THREADS.items()] + [
+    variants = [(name, "one", "whole", threads) for name, threads in THREADS.items()]
+    variants += [("unreduced", "ccl", "unreduced", 1)]
+    variants += [
         (f"{backend} {model}", backend, model, 1)
         for model in ("by hand", "DTensor")
         for backend in BACKENDS
@@ -82,7 +85,8 @@ def decode_turn(ranks: dict[str, Processes], shape: Shape) -> dict[str, float]:
     for name, where, model, threads in variants:
         seconds, outputs = zip(*ranks[where].ask((model, threads)), strict=True)
         expected = expected or outputs[0]
-        check_outputs(name, shape, outputs, expected)
+        if model != "unreduced":
+            check_outputs(name, shape, outputs, expected)
         speeds[name] = shape.tokens / max(seconds)
     return speeds
 
@@ -99,6 +103,8 @@ def decode_verdicts(shape: Shape, speeds: dict[str, list[float]]) -> list[dict]:
         row("ccl by hand", "gloo by hand", **at_512),
         row("ccl DTensor", "gloo DTensor", above=1.0),
         row("ccl by hand", "2 threads"),
+        row("ccl by hand", "unreduced"),
+        row("unreduced", "1 thread"),
     ]
 
 

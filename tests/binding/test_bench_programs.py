@@ -1,7 +1,11 @@
-"""The programs of `torch-ccl bench` run, and what they check can fail."""
+"""The programs of `torch-ccl bench` run, and what the benches check can fail."""
+
+import mmap
 
 import pytest
+import torch
 from torch_ccl.cli.decoder import Shape
+from torch_ccl.cli.footprint_ranks import resident_kib
 from torch_ccl.cli.programs import check_losses, ddp_step, decode
 from torch_ccl.cli.training import Task
 from torch_ccl.cli.verdicts import judged
@@ -37,3 +41,15 @@ def test_the_worse_quartile_decides():
     assert judged("x", values, "us", at_most=4)["reached"]
     assert not judged("x", values, "us", below=4)["reached"]
     assert "goal" not in judged("x", values, "us")
+
+
+def test_memory_that_is_held_is_seen_and_freed_memory_is_not():
+    before = resident_kib()
+    private, shared = torch.ones(4 << 20), mmap.mmap(-1, 8 << 20)  # 16 and 8 MiB
+    shared.write(bytes(8 << 20))
+    held = resident_kib()
+    assert 15 << 10 < held["Pss_Anon"] - before["Pss_Anon"] < 17 << 10
+    assert 7 << 10 < held["Pss_Shmem"] - before["Pss_Shmem"] < 9 << 10
+    del private
+    shared.close()
+    assert resident_kib()["Pss"] - before["Pss"] < 1 << 10

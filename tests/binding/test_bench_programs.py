@@ -3,7 +3,9 @@
 import mmap
 
 import pytest
+import ranks  # noqa: F401  (its server of processes has torch loaded)
 import torch
+from torch_ccl.cli import processes
 from torch_ccl.cli.decoder import Shape
 from torch_ccl.cli.footprint_ranks import resident_kib
 from torch_ccl.cli.programs import check_losses, ddp_step, decode
@@ -12,6 +14,11 @@ from torch_ccl.cli.verdicts import judged
 
 SMALL = Shape(hidden=32, layers=2, tokens=8)
 WRONG = Shape(hidden=32, layers=2, tokens=8, with_reductions=False)
+
+
+@pytest.fixture(autouse=True)
+def quick_start(monkeypatch):
+    monkeypatch.setattr(processes, "START_METHOD", "forkserver")
 
 
 def test_decode_runs_and_notices_a_missing_reduction():

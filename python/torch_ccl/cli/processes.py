@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 BOUND_S = 600  # for one request
+START_METHOD = "spawn"  # forked processes would share pages, which the bench of memory would see
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Processes:
 def processes(size: int, worker: Callable, *args: Any) -> Iterator[Processes]:
     # On some CPUs torch's bfloat16 matrix product is wrong or missing beyond this instruction set.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START_METHOD)
     started, pipes = [], []
     with tempfile.TemporaryDirectory() as directory:
         try:

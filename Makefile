@@ -18,7 +18,7 @@ help:
 	@echo "make lint       clang-format, clang-tidy, ruff"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
-	@echo "make bench      against Gloo, with the goals"
+	@echo "make bench      against Gloo, with the goals; whole programs; memory, waiting, start"
 	@echo "make mutants    planted faults, each of which the tests must catch"
 	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
 	@echo "make clean      remove what was built (.venv stays)"
@@ -59,6 +59,8 @@ soak: build
 
 bench: build
 	.venv/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)
+	.venv/bin/torch-ccl bench --programs decode,ddp_step --json build/programs.json $(ARGS)
+	.venv/bin/torch-ccl bench --footprint --json build/footprint.json $(ARGS)
 
 mutants: build native
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)

@@ -189,12 +189,22 @@ def bench(
         str | None, typer.Option(help="instead: libtccl against mpich,openmpi, in C++")
     ] = None,
     peers_dir: Annotated[Path, typer.Option(help="where they are installed")] = Path("build/peers"),
+    programs: Annotated[str, typer.Option(help="whole programs, of decode,ddp_step")] = "",
+    footprint: Annotated[bool, typer.Option(help="overhead, waiting, memory, start")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw them here (.svg)")] = None,
 ) -> None:
     """Time operations on several backends, in one go and with checked results."""
     from rich.progress import Progress
 
+    if programs:
+        from torch_ccl.cli.programs import bench_programs
+
+        return bench_programs(programs.split(","), alternations, json_file)
+    if footprint:
+        from torch_ccl.cli.footprint import bench_footprint
+
+        return bench_footprint(alternations, json_file)
     counts = [int(count) for count in ranks.split(",")]
     byte_counts = [parse_bytes(size) for size in sizes.split(",")]
     if peers:

@@ -3,13 +3,13 @@
 //   typename Type::Group group = Type::load(from);   // Type::kGroupBytes of elements
 //   Type::store(to, group);                          // rounds
 //
-// A group is a few vectors of accumulators. Where they are not stored as such, their order within
-// the group is whatever makes loading cheap; load() and store() agree on it.
+// A group is one vector of accumulators or a few. Where they are not stored as such, their order
+// within the group is whatever makes loading cheap; load() and store() agree on it.
 //
 // An unnamed namespace for the reason given in float_formats.h.
 #pragma once
 
-#if defined(__F16C__)
+#if defined(__F16C__)  // so has everything with AVX-512
 #include <immintrin.h>
 #endif
 
@@ -33,30 +33,21 @@ struct ElementType {
 };
 
 template <typename T>
-struct Native : ElementType<T, T, 4> {
-  using typename ElementType<T, T, 4>::Group;
+struct Native : ElementType<T, T, 1> {
+  using typename Native::ElementType::Group;
 
-  // Vector by vector: a whole group at once would be copied through the stack.
   [[gnu::always_inline]] static Group load(const unsigned char* from) {
-    Group group;
-    for (std::size_t k = 0; k < Native::kParts; ++k) {
-      group.part[k] = load_vector<T>(from + k * kVectorBytes);
-    }
-    return group;
+    return {{load_vector<T>(from)}};
   }
-
   [[gnu::always_inline]] static void store(unsigned char* to, const Group& group) {
-    for (std::size_t k = 0; k < Native::kParts; ++k) {
-      store_vector(to + k * kVectorBytes, group.part[k]);
-    }
+    store_vector(to, group.part[0]);
   }
 };
 
 struct Boolean : Native<std::uint8_t> {
   [[gnu::always_inline]] static Group load(const unsigned char* from) {
-    Group group = Native<std::uint8_t>::load(from);
-    for (auto& part : group.part) part = part != 0 ? all_lanes<std::uint8_t>(1) : part;
-    return group;
+    const auto stored = load_vector<std::uint8_t>(from);
+    return {{stored != 0 ? all_lanes<std::uint8_t>(1) : stored}};
   }
 };
 
@@ -95,6 +86,18 @@ struct Narrow<BFloat16> : ElementType<std::uint16_t, float, 2> {
   }
 
   [[gnu::always_inline]] static void store(unsigned char* to, const Group& group) {
+#if defined(__AVX512BF16__)
+    // The CPU's own rounding flushes denormals and keeps payloads of NaN, so only without these.
+    constexpr int kDenormalOrNan = 0xa1;
+    if ((_mm512_fpclass_ps_mask(group.part[0], kDenormalOrNan) |
+         _mm512_fpclass_ps_mask(group.part[1], kDenormalOrNan)) == 0) {
+      using Codes = Vector<std::uint16_t>;  // those of part 0, then those of part 1
+      const auto codes = reinterpret_cast<Codes>(_mm512_cvtne2ps_pbh(group.part[1], group.part[0]));
+      store_vector(to, permute<std::uint16_t>(
+                           codes, [](std::size_t i) { return i / 2 + i % 2 * kLanes<float>; }));
+      return;
+    }
+#endif
     const Ints lower = BFloat16::encode_bits(bits_of(group.part[0]));
     const Ints upper = BFloat16::encode_in_place(bits_of(group.part[1])) & kUpper;
     store_vector(to, lower | upper);
@@ -107,22 +110,16 @@ struct Narrow<BFloat16> : ElementType<std::uint16_t, float, 2> {
 #if defined(__F16C__)
 /// The CPU's own conversion. It would keep the payload and sign of a NaN.
 template <>
-struct Narrow<Float16> : ElementType<std::uint16_t, float, 4> {
+struct Narrow<Float16> : ElementType<std::uint16_t, float, 1> {
   [[gnu::always_inline]] static Group load(const unsigned char* from) {
-    Group group;
-    for (std::size_t k = 0; k < kParts; ++k) {
-      Halves halves;
-      std::memcpy(&halves, from + k * sizeof(halves), sizeof(halves));
-      group.part[k] = to_floats(halves);
-    }
-    return group;
+    Halves halves;
+    std::memcpy(&halves, from, sizeof(halves));
+    return {{to_floats(halves)}};
   }
 
   [[gnu::always_inline]] static void store(unsigned char* to, const Group& group) {
-    for (std::size_t k = 0; k < kParts; ++k) {
-      const Halves halves = to_halves(with_one_nan(group.part[k]));
-      std::memcpy(to + k * sizeof(halves), &halves, sizeof(halves));
-    }
+    const Halves halves = to_halves(with_one_nan(group.part[0]));
+    std::memcpy(to, &halves, sizeof(halves));
   }
 
  private:

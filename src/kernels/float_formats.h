@@ -159,7 +159,8 @@ struct BFloat16 {
   /// The code in the upper half, anything below.
   template <typename Int>
   static constexpr Int encode_in_place(Int bits) {
-    const auto is_nan = float_of(bits) != float_of(bits);  // NOLINT: NaN is what differs from itself
+    const auto is_nan =
+        float_of(bits) != float_of(bits);  // NOLINT: NaN is what differs from itself
     return select(is_nan, kFloat32Nan, signed_of(before_cut(bits, 16)));
   }
 

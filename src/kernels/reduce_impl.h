@@ -54,9 +54,12 @@ template <typename T>
 struct MultiplyComplex : Operation {
   using V = Vector<T>;
   static V combine(V a, V b) {
-    const V real = permute<T>(a, [](std::size_t i) constexpr { return i & ~std::size_t{1}; });
-    const V imag = permute<T>(a, [](std::size_t i) constexpr { return i | 1; });
-    const V crossed = permute<T>(b, [](std::size_t i) constexpr { return i ^ 1; });
+    const V real = permute<T>(
+        a, [](std::size_t i) constexpr { return i & ~std::size_t{1}; });
+    const V imag = permute<T>(
+        a, [](std::size_t i) constexpr { return i | 1; });
+    const V crossed = permute<T>(
+        b, [](std::size_t i) constexpr { return i ^ 1; });
     return real * b + alternately_negated(imag) * crossed;
   }
 
@@ -119,26 +122,47 @@ T factor_as(double factor) {
   return static_cast<T>(factor);
 }
 
-/// One element type and one operation.
-template <typename Type, typename Op>
-struct Kernel {
-  using Accumulator = typename Type::Accumulator;
-  using Group = typename Type::Group;
-  static constexpr std::size_t kGroupBytes = Type::kGroupBytes;
+/// memcpy() of less than a vector or two, without the call.
+inline void copy_few(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+  for (; bytes >= 8; to += 8, from += 8, bytes -= 8) std::memcpy(to, from, 8);
+  if ((bytes & 4) != 0) std::memcpy(to, from, 4);
+  to += bytes & 4, from += bytes & 4;
+  if ((bytes & 2) != 0) std::memcpy(to, from, 2);
+  to += bytes & 2, from += bytes & 2;
+  if ((bytes & 1) != 0) *to = *from;
+}
 
-  static void run(const Job& job) {
-    const std::size_t bytes = job.count * Type::kElementBytes;
-    const std::size_t groups = bytes / kGroupBytes;
-    for (std::size_t begin = 0; begin < groups; begin += kBlockGroups) {
-      const std::size_t rest = groups - begin;
-      run_block(job, begin * kGroupBytes, rest < kBlockGroups ? rest : kBlockGroups);
+/// One element type and one operation, by steps of `kGroups` groups.
+template <typename Type, typename Op, std::size_t kGroups = 4 / Type::kParts>
+struct Kernel {
+  static void run(const Job& job) { run_from(0, job); }
+
+  /// Elements from this offset on.
+  static void run_from(std::size_t offset_bytes, const Job& job) {
+    const std::size_t end_bytes = job.count * Type::kElementBytes;
+    while (end_bytes - offset_bytes >= kStepBytes) {
+      const std::size_t steps = (end_bytes - offset_bytes) / kStepBytes;
+      const std::size_t block_steps = steps < kBlockSteps ? steps : kBlockSteps;
+      run_block(job, offset_bytes, block_steps);
+      offset_bytes += block_steps * kStepBytes;
     }
-    if (bytes % kGroupBytes != 0) run_rest(job, groups * kGroupBytes, bytes % kGroupBytes);
+    if (offset_bytes == end_bytes) return;
+    if constexpr (kGroups > 1) {
+      Kernel<Type, Op, 1>::run_from(offset_bytes, job);
+    } else {
+      run_rest(job, offset_bytes, end_bytes - offset_bytes);
+    }
   }
 
  private:
-  static constexpr std::size_t kBatch = 8;
-  static constexpr std::size_t kBlockGroups = 64;
+  using Accumulator = typename Type::Accumulator;
+  static constexpr std::size_t kStepBytes = kGroups * Type::kGroupBytes;
+  static constexpr std::size_t kBlockSteps = 64;
+  static constexpr std::size_t kBatch = 8;  // sources
+
+  struct Step {
+    typename Type::Group group[kGroups];
+  };
 
   /// A source from some element on, and what its elements are multiplied by.
   struct Input {
@@ -147,78 +171,97 @@ struct Kernel {
         : elements(static_cast<const unsigned char*>(job.sources[s]) + offset_bytes) {
       if constexpr (Op::kScales) scale = factor_as<Accumulator>(job.factors[s]);
     }
-
-    [[gnu::always_inline]] Group scaled(Group group) const {
-      if constexpr (Op::kScales) {
-        for (auto& part : group.part) part *= scale;
-      }
-      return group;
-    }
-
     const unsigned char* elements;
     Accumulator scale;
   };
 
-  /// Where the groups of a block go.
+  /// The destination from some element on, and what averages are divided by.
   struct Output {
     Output(const Job& job, std::size_t offset_bytes)
-        : elements(static_cast<unsigned char*>(job.destination) + offset_bytes),
-          source_count(static_cast<Accumulator>(job.source_count)) {}
+        : elements(static_cast<unsigned char*>(job.destination) + offset_bytes) {
+      if constexpr (Op::kAverages) divisor = static_cast<Accumulator>(job.source_count);
+    }
     unsigned char* elements;
-    Accumulator source_count;
+    Accumulator divisor;
   };
 
-  static void run_block(const Job& job, std::size_t offset_bytes, std::size_t groups) {
+  static void run_block(const Job& job, std::size_t offset_bytes, std::size_t steps) {
     const Output output(job, offset_bytes);
-    Group block[kBlockGroups];
-    Input inputs[kBatch];
-    for (std::size_t s = 0; s < job.source_count; s += kBatch) {
-      const std::size_t rest = job.source_count - s;
+    Step block[kBlockSteps];
+    Input batch[kBatch];
+    for (std::size_t begin = 0; begin < job.source_count; begin += kBatch) {
+      const std::size_t rest = job.source_count - begin;
       const std::size_t n = rest < kBatch ? rest : kBatch;
-      for (std::size_t i = 0; i < n; ++i) inputs[i] = Input(job, s + i, offset_bytes);
-      combine_batch(inputs, n, block, s == 0, n == rest, output, groups);
+      for (std::size_t i = 0; i < n; ++i) batch[i] = Input(job, begin + i, offset_bytes);
+      const bool is_first = begin == 0, is_last = n == rest;
+      for (std::size_t i = 0; i < steps; ++i) {
+        Step sum;
+        if (is_first) {
+          sum = load(batch[0], i);
+        } else {
+          sum = block[i];
+          combine(sum, load(batch[0], i));
+        }
+        for (std::size_t s = 1; s < n; ++s) combine(sum, load(batch[s], i));
+        if (is_last) {
+          store(output, i, sum);
+        } else {
+          block[i] = sum;
+        }
+      }
     }
   }
 
-  static void combine_batch(const Input* inputs, std::size_t n, Group* block, bool first, bool last, const Output& output, std::size_t groups) {
-    for (std::size_t g = 0; g < groups; ++g) {
-      const std::size_t offset = g * kGroupBytes;
-      Group sum = first ? inputs[0].scaled(Type::load(inputs[0].elements + offset)) : block[g];
-      for (std::size_t i = first; i < n; ++i) {
-        combine(sum, inputs[i].scaled(Type::load(inputs[i].elements + offset)));
-      }
-      if (last) {
-        Type::store(output.elements + offset, finished(sum, output.source_count));
-      } else {
-        block[g] = sum;
-      }
-    }
-  }
-
-  /// Less than a group, filled up with zeros.
+  /// Less than a step, filled up with zeros.
   static void run_rest(const Job& job, std::size_t offset_bytes, std::size_t bytes) {
-    const auto padded = [&](const Input& input) {
-      unsigned char elements[kGroupBytes] = {};
-      std::memcpy(elements, input.elements, bytes);
-      return input.scaled(Type::load(elements));
+    const auto padded = [&](std::size_t s) {
+      unsigned char elements[kStepBytes] = {};
+      Input input(job, s, offset_bytes);
+      copy_few(elements, input.elements, bytes);
+      input.elements = elements;
+      return load(input, 0);
     };
-    Group sum = padded(Input(job, 0, offset_bytes));
-    for (std::size_t s = 1; s < job.source_count; ++s) combine(sum, padded(Input(job, s, offset_bytes)));
-    const Output output(job, offset_bytes);
-    unsigned char elements[kGroupBytes];
-    Type::store(elements, finished(sum, output.source_count));
-    std::memcpy(output.elements, elements, bytes);
+    Step sum = padded(0);
+    for (std::size_t s = 1; s < job.source_count; ++s) combine(sum, padded(s));
+    unsigned char elements[kStepBytes];
+    Output output(job, offset_bytes);
+    unsigned char* const destination = output.elements;
+    output.elements = elements;
+    store(output, 0, sum);
+    copy_few(destination, elements, bytes);
   }
 
-  [[gnu::always_inline]] static void combine(Group& sum, const Group& next) {
-    for (std::size_t k = 0; k < Type::kParts; ++k) sum.part[k] = Op::combine(sum.part[k], next.part[k]);
-  }
-
-  [[gnu::always_inline]] static Group finished(Group sum, Accumulator source_count) {
-    if constexpr (Op::kAverages) {
-      for (auto& part : sum.part) part /= source_count;
+  [[gnu::always_inline]] static Step load(const Input& input, std::size_t i) {
+    Step step;
+    const unsigned char* from = input.elements + i * kStepBytes;
+    for (auto& group : step.group) {
+      group = Type::load(from);
+      from += Type::kGroupBytes;
+      if constexpr (Op::kScales) {
+        for (auto& part : group.part) part *= input.scale;
+      }
     }
-    return sum;
+    return step;
+  }
+
+  [[gnu::always_inline]] static void combine(Step& sum, const Step& next) {
+    for (std::size_t g = 0; g < kGroups; ++g) {
+      for (std::size_t k = 0; k < Type::kParts; ++k) {
+        auto& part = sum.group[g].part[k];
+        part = Op::combine(part, next.group[g].part[k]);
+      }
+    }
+  }
+
+  [[gnu::always_inline]] static void store(const Output& output, std::size_t i, Step sum) {
+    unsigned char* to = output.elements + i * kStepBytes;
+    for (auto& group : sum.group) {
+      if constexpr (Op::kAverages) {
+        for (auto& part : group.part) part /= output.divisor;
+      }
+      Type::store(to, group);
+      to += Type::kGroupBytes;
+    }
   }
 };
 

@@ -10,6 +10,7 @@ namespace tccl::kernels {
 
 struct Job {
   void* destination;
+  void* second_destination;  ///< or null
   const void* const* sources;
   std::size_t source_count;
   std::size_t count;

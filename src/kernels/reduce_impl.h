@@ -2,7 +2,7 @@
 // is compiled with its own flags and defines its entry point as `reduce_job(job)`.
 //
 // Elements are taken a group of vectors at a time: all sources are combined in registers, in rank
-// order, then the group is rounded and stored once. So the destination may be one of the sources.
+// order, then the group is rounded and stored. So a destination may be one of the sources.
 // More sources than caches like to follow at once are taken in batches, with the accumulators of a
 // block of groups kept on the stack in between.
 //
@@ -175,14 +175,18 @@ struct Kernel {
     Accumulator scale;
   };
 
-  /// The destination from some element on, and what averages are divided by.
+  /// The destinations from some element on, and what averages are divided by.
   struct Output {
     Output(const Job& job, std::size_t offset_bytes)
         : elements(static_cast<unsigned char*>(job.destination) + offset_bytes) {
+      if (job.second_destination != nullptr) {
+        second = static_cast<unsigned char*>(job.second_destination) + offset_bytes;
+      }
       if constexpr (Op::kAverages) divisor = static_cast<Accumulator>(job.source_count);
     }
     unsigned char* elements;
-    Accumulator divisor;
+    unsigned char* second = nullptr;
+    Accumulator divisor{};
   };
 
   static void run_block(const Job& job, std::size_t offset_bytes, std::size_t steps) {
@@ -204,7 +208,10 @@ struct Kernel {
         }
         for (std::size_t s = 1; s < n; ++s) combine(sum, load(batch[s], i));
         if (is_last) {
-          store(output, i, sum);
+          store(output.elements + i * kStepBytes, sum, output.divisor);
+          if (output.second != nullptr) {
+            store(output.second + i * kStepBytes, sum, output.divisor);
+          }
         } else {
           block[i] = sum;
         }
@@ -223,12 +230,11 @@ struct Kernel {
     };
     Step sum = padded(0);
     for (std::size_t s = 1; s < job.source_count; ++s) combine(sum, padded(s));
+    const Output output(job, offset_bytes);
     unsigned char elements[kStepBytes];
-    Output output(job, offset_bytes);
-    unsigned char* const destination = output.elements;
-    output.elements = elements;
-    store(output, 0, sum);
-    copy_few(destination, elements, bytes);
+    store(elements, sum, output.divisor);
+    copy_few(output.elements, elements, bytes);
+    if (output.second != nullptr) copy_few(output.second, elements, bytes);
   }
 
   [[gnu::always_inline]] static Step load(const Input& input, std::size_t i) {
@@ -253,11 +259,11 @@ struct Kernel {
     }
   }
 
-  [[gnu::always_inline]] static void store(const Output& output, std::size_t i, Step sum) {
-    unsigned char* to = output.elements + i * kStepBytes;
+  [[gnu::always_inline]] static void store(unsigned char* to, Step sum,
+                                           [[maybe_unused]] Accumulator divisor) {
     for (auto& group : sum.group) {
       if constexpr (Op::kAverages) {
-        for (auto& part : group.part) part /= output.divisor;
+        for (auto& part : group.part) part /= divisor;
       }
       Type::store(to, group);
       to += Type::kGroupBytes;

@@ -477,9 +477,10 @@ class Kernels : public testing::TestWithParam<Case> {
     }
   }
 
-  static void run(void* destination, const std::vector<const void*>& sources, std::size_t count) {
-    variant_->reduce({destination, sources.data(), sources.size(), count, kFactors.data(),
-                      GetParam().dtype, GetParam().op});
+  static void run(void* destination, const std::vector<const void*>& sources, std::size_t count,
+                  void* second_destination = nullptr) {
+    variant_->reduce({destination, second_destination, sources.data(), sources.size(), count,
+                      kFactors.data(), GetParam().dtype, GetParam().op});
   }
 
  private:
@@ -510,6 +511,19 @@ TEST_P(Kernels, WorkInPlaceOfAnySource) {
       run(copies[s].data(), pointers(copies), count);
       ASSERT_TRUE(same(GetParam().dtype, copies[s].data(), expected)) << "in place of " << s;
     }
+  });
+}
+
+TEST_P(Kernels, WriteASecondDestination) {
+  for_each_input([](std::vector<Bytes>& sources, std::size_t count, const Bytes& expected) {
+    const std::vector<const void*> inputs = pointers(sources);
+    Bytes first(expected.size() + 1, 0xa5), second(expected.size() + 1, 0xa5);
+    run(first.data(), inputs, count, second.data());
+    ASSERT_TRUE(same(GetParam().dtype, second.data(), expected));
+    ASSERT_EQ(second, first) << "also beyond the end";
+    run(first.data(), inputs, count, sources.back().data());
+    ASSERT_TRUE(same(GetParam().dtype, first.data(), expected));
+    ASSERT_TRUE(same(GetParam().dtype, sources.back().data(), expected)) << "in place";
   });
 }
 
@@ -570,7 +584,7 @@ class NarrowKernels : public testing::TestWithParam<Case> {
   static Bytes reduced_by(const kernels::Variant& variant, const std::vector<const void*>& sources,
                           std::size_t count) {
     Bytes result(count * size_of(GetParam().dtype));
-    variant.reduce({result.data(), sources.data(), sources.size(), count, kFactors.data(),
+    variant.reduce({result.data(), nullptr, sources.data(), sources.size(), count, kFactors.data(),
                     GetParam().dtype, GetParam().op});
     return result;
   }

@@ -47,7 +47,7 @@ struct Native : ElementType<T, T, 1> {
 struct Boolean : Native<std::uint8_t> {
   [[gnu::always_inline]] static Group load(const unsigned char* from) {
     const auto stored = load_vector<std::uint8_t>(from);
-    return {{stored != 0 ? all_lanes<std::uint8_t>(1) : stored}};
+    return {{reinterpret_cast<Vector<std::uint8_t>>(stored != 0) & std::uint8_t{1}}};
   }
 };
 

@@ -52,6 +52,49 @@ template <typename T>
   return value - Vector<T>{};  // not 0 + value, which loses the sign of -0.0
 }
 
+/// Up to seven bytes, the others zero.
+inline std::uint64_t load_few_bytes(const unsigned char* from, std::size_t bytes) {
+  std::uint64_t word = 0;
+  if ((bytes & 4) != 0) {
+    std::uint32_t part;
+    std::memcpy(&part, from + (bytes & 3), 4);
+    word = part;
+  }
+  if ((bytes & 2) != 0) {
+    std::uint16_t part;
+    std::memcpy(&part, from + (bytes & 1), 2);
+    word = word << 16 | part;
+  }
+  return (bytes & 1) != 0 ? word << 8 | *from : word;
+}
+
+/// Less than a vector, the rest zero. In registers: a vector cannot be loaded without a stall from
+/// memory just written in pieces.
+[[gnu::always_inline]] inline Vector<std::uint64_t> load_few(const unsigned char* from,
+                                                             std::size_t bytes) {
+  Vector<std::uint64_t> words{};
+  for (std::size_t i = 0; i < kLanes<std::uint64_t>; ++i, from += 8, bytes -= 8) {
+    if (bytes < 8) {
+      words[i] = load_few_bytes(from, bytes);
+      break;
+    }
+    std::uint64_t word;
+    std::memcpy(&word, from, 8);
+    words[i] = word;
+  }
+  return words;
+}
+
+/// memcpy() of less than a vector or two, without the call.
+inline void copy_few(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+  for (; bytes >= 8; to += 8, from += 8, bytes -= 8) std::memcpy(to, from, 8);
+  if ((bytes & 4) != 0) std::memcpy(to, from, 4);
+  to += bytes & 4, from += bytes & 4;
+  if ((bytes & 2) != 0) std::memcpy(to, from, 2);
+  to += bytes & 2, from += bytes & 2;
+  if ((bytes & 1) != 0) *to = *from;
+}
+
 /// Lane i of the result is lane `from(i)` of the vector.
 template <typename V, typename From, std::size_t... kLane>
 [[gnu::always_inline]] inline V permuted(V vector, From, std::index_sequence<kLane...>) {

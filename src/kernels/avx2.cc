@@ -1,4 +1,4 @@
-// The kernels for CPUs with AVX2.
+// The kernels for CPUs with AVX2 and F16C.
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {

@@ -34,10 +34,10 @@ class DefaultRounding {
 }  // namespace
 
 void reduce(void* destination, std::span<const void* const> sources, std::size_t count, DType dtype,
-            ReduceOp op, std::span<const double> factors) {
+            ReduceOp op, std::span<const double> factors, void* second_destination) {
   const DefaultRounding rounding;
-  best_variant().reduce(
-      {destination, sources.data(), sources.size(), count, factors.data(), dtype, op});
+  best_variant().reduce({destination, second_destination, sources.data(), sources.size(), count,
+                         factors.data(), dtype, op});
 }
 
 }  // namespace tccl::kernels

@@ -4,9 +4,10 @@
 //   const std::uint16_t code = Float16::encode(1.5f);   // 0x3e00
 //   const float value = Float8E5m2::decode(0x3e);       // 1.5f
 //
-// Straight-line code (selects, no branches, no tables), so that loops over it vectorise. A NaN
-// becomes the format's one quiet NaN: payloads would differ between instruction sets. Results do
-// not depend on whether the thread flushes denormals to zero. Pure, safe from any thread.
+// Each formula is written once, on bits, for one number or for a vector of them: selects, no
+// branches, no tables. A NaN becomes the format's one quiet NaN, without payload and sign: which of
+// two NaNs a sum keeps depends on the order of operands, which the compiler chooses. Results do not
+// depend on whether the thread flushes denormals to zero. Pure, safe from any thread.
 //
 // Everything is in an unnamed namespace because the kernels are compiled once per instruction set:
 // the linker must never merge one file's copy of a function into another file.
@@ -14,8 +15,14 @@
 
 #include <cstdint>
 
+#include "kernels/vectors.h"
+
 namespace tccl::kernels {
 namespace {  // NOLINT(google-build-namespaces): see above
+
+using Ints = Vector<std::int32_t>;
+using Unsigneds = Vector<std::uint32_t>;
+using Floats = Vector<float>;
 
 inline constexpr std::int32_t kFloat32Infinity = 0x7f800000;
 inline constexpr std::int32_t kFloat32Nan = 0x7fc00000;
@@ -24,24 +31,38 @@ inline constexpr int kFloat32Bias = 127;
 
 constexpr std::int32_t bits_of(float value) { return __builtin_bit_cast(std::int32_t, value); }
 constexpr float float_of(std::int32_t bits) { return __builtin_bit_cast(float, bits); }
+constexpr std::uint32_t unsigned_of(std::int32_t bits) { return static_cast<std::uint32_t>(bits); }
+constexpr std::int32_t signed_of(std::uint32_t bits) { return static_cast<std::int32_t>(bits); }
+
+inline Ints bits_of(Floats values) { return reinterpret_cast<Ints>(values); }
+inline Floats float_of(Ints bits) { return reinterpret_cast<Floats>(bits); }
+inline Unsigneds unsigned_of(Ints bits) { return reinterpret_cast<Unsigneds>(bits); }
+inline Ints signed_of(Unsigneds bits) { return reinterpret_cast<Ints>(bits); }
 
 /// 2 to the power of `exponent`, for exponents of normal numbers.
 constexpr float power_of_two(int exponent) {
   return float_of((exponent + kFloat32Bias) << kFloat32MantissaBits);
 }
 
-/// `condition ? yes : no` by masks: given a branch, compilers move floating-point work into it, and
-/// then cannot vectorise the loop.
 constexpr std::int32_t select(bool condition, std::int32_t yes, std::int32_t no) {
-  const std::int32_t mask = -static_cast<std::int32_t>(condition);
-  return (yes & mask) | (no & ~mask);
+  return condition ? yes : no;
+}
+inline Ints select(Ints condition, Ints yes, Ints no) { return condition ? yes : no; }
+inline Ints select(Ints condition, std::int32_t yes, Ints no) {
+  return condition ? all_lanes(yes) : no;
+}
+inline Ints select(Ints condition, Ints yes, std::int32_t no) {
+  return condition ? yes : all_lanes(no);
+}
+inline Ints select(Ints condition, std::int32_t yes, std::int32_t no) {
+  return condition ? all_lanes(yes) : all_lanes(no);
 }
 
-/// Drops the low `shift` bits of a magnitude, to nearest even.
-constexpr std::int32_t round_off(std::int32_t magnitude, int shift) {
-  const auto bits = static_cast<std::uint32_t>(magnitude);  // may carry beyond 31 bits
-  const std::uint32_t below_half = (1u << (shift - 1)) - 1;
-  return static_cast<std::int32_t>((bits + below_half + ((bits >> shift) & 1)) >> shift);
+/// Adds what makes dropping the low `shift` bits round to nearest even.
+template <typename Int>
+constexpr auto before_cut(Int bits, int shift) {
+  const auto raw = unsigned_of(bits);  // may carry beyond 31 bits
+  return raw + ((1u << (shift - 1)) - 1) + ((raw >> shift) & 1u);
 }
 
 /// A format by its codes without sign. The rest of the bits are the exponent.
@@ -58,27 +79,42 @@ struct NarrowFloat {
   using Code = CodeType;
 
   static constexpr Code encode(float value) {
-    const std::int32_t magnitude = bits_of(value) & ~kFloat32Sign;
-    const std::int32_t normal = round_off(magnitude, kShift) - (kRebias << kLayout.mantissa_bits);
-    const std::int32_t denormal = round_denormal(magnitude);
-    std::int32_t code = select(magnitude < kSmallestNormal, denormal, normal);
-    code = select(code > kLayout.overflow, kLayout.overflow, code);
-    code = select(magnitude > kFloat32Infinity, kLayout.nan, code);
-    return static_cast<Code>(code | sign_for(code, value));
+    return static_cast<Code>(encode_bits(bits_of(value)));
+  }
+  static constexpr float decode(Code code) {
+    return float_of(decode_bits(static_cast<std::int32_t>(code)));
   }
 
-  static constexpr float decode(Code code) {
-    const std::int32_t magnitude = code & (kSign - 1);
-    const std::int32_t normal = (magnitude << kShift) + (kRebias << kFloat32MantissaBits);
-    // Through an integer: a denormal float32 as input would be flushed to zero in some threads.
-    const std::int32_t denormal = bits_of(static_cast<float>(magnitude) * kUnit);
-    const std::int32_t finite = select(magnitude < kSmallestNormalCode, denormal, normal);
-    const std::int32_t sign = (code & kSign) << (31 - kSignBit);
-    return float_of(with_special(code, finite) | sign);
+  /// The codes of the float32 that have these bits.
+  template <typename Int>
+  static constexpr Int encode_bits(Int bits) {
+    const Int magnitude = bits & INT32_MAX;
+    const Int cut = signed_of(before_cut(magnitude, kShift) >> kShift);
+    const Int normal = cut - (kRebias << kLayout.mantissa_bits);
+    Int code = select(magnitude < kSmallestNormal, round_denormal(magnitude), normal);
+    code = select(code > kLayout.overflow, kLayout.overflow, code);
+    const Int sign = (bits >> (31 - kSignBit)) & kSign;
+    const Int with_sign = code | (kHasNegativeZero ? sign : select(code != 0, sign, 0));
+    return select(magnitude > kFloat32Infinity, kLayout.nan, with_sign);
+  }
+
+  /// The bits of the float32 that have these codes; the bits above the code do not matter.
+  template <typename Int>
+  static constexpr Int decode_bits(Int code) {
+    constexpr std::int32_t kOne = 1 << kFloat32MantissaBits;
+    const Int magnitude = code & (kSign - 1);
+    const Int normal = (magnitude << kShift) + (kRebias << kFloat32MantissaBits);
+    // With one more in the exponent the number has a leading one, which a denormal lacks.
+    const Int denormal = bits_of(float_of(normal + kOne) - power_of_two(1 - kLayout.bias));
+    const Int finite = select(magnitude < kSmallestNormalCode, denormal, normal);
+    const Int sign = (code & kSign) << (31 - kSignBit);
+    if constexpr (!kHasNegativeZero) {
+      return select((code & (2 * kSign - 1)) == kLayout.nan, kFloat32Nan, finite | sign);
+    }
+    return finite | select(magnitude >= kLayout.first_special, kFloat32Infinity, 0) | sign;
   }
 
  private:
-  static constexpr std::int32_t kFloat32Sign = INT32_MIN;
   static constexpr int kSignBit = 8 * sizeof(Code) - 1;
   static constexpr std::int32_t kSign = 1 << kSignBit;
   static constexpr bool kHasNegativeZero = kLayout.nan != kSign;
@@ -86,24 +122,14 @@ struct NarrowFloat {
   static constexpr std::int32_t kRebias = kFloat32Bias - kLayout.bias;
   static constexpr std::int32_t kSmallestNormal = (kRebias + 1) << kFloat32MantissaBits;
   static constexpr std::int32_t kSmallestNormalCode = 1 << kLayout.mantissa_bits;
-  static constexpr int kUnitExponent = 1 - kLayout.bias - kLayout.mantissa_bits;
-  static constexpr float kUnit = power_of_two(kUnitExponent);  // the smallest denormal
 
-  // Next to a number whose last mantissa bit is worth kUnit, the adder rounds to multiples of it.
-  static constexpr std::int32_t round_denormal(std::int32_t magnitude) {
+  // Next to a number whose last mantissa bit is worth the smallest denormal, the adder rounds to
+  // multiples of it.
+  template <typename Int>
+  static constexpr Int round_denormal(Int magnitude) {
+    constexpr int kUnitExponent = 1 - kLayout.bias - kLayout.mantissa_bits;
     constexpr float kRounder = power_of_two(kUnitExponent + kFloat32MantissaBits);
     return bits_of(float_of(magnitude) + kRounder) - bits_of(kRounder);
-  }
-
-  static constexpr std::int32_t sign_for(std::int32_t code, float value) {
-    const std::int32_t sign = (bits_of(value) >> (31 - kSignBit)) & kSign;
-    return select(kHasNegativeZero || code != 0, sign, 0);
-  }
-
-  static constexpr std::int32_t with_special(Code code, std::int32_t finite) {
-    if constexpr (!kHasNegativeZero) return select(code == kLayout.nan, kFloat32Nan, finite);
-    const bool is_special = (code & (kSign - 1)) >= kLayout.first_special;
-    return finite | select(is_special, kFloat32Infinity, 0);
   }
 };
 
@@ -119,13 +145,28 @@ struct BFloat16 {
   using Code = std::uint16_t;
 
   static constexpr Code encode(float value) {
-    const std::int32_t bits = bits_of(value);
-    const bool is_nan = (bits & INT32_MAX) > kFloat32Infinity;
-    return static_cast<Code>(select(is_nan, kFloat32Nan >> 16, round_off(bits, 16)));
+    return static_cast<Code>(encode_bits(bits_of(value)));
+  }
+  static constexpr float decode(Code code) {
+    return float_of(decode_bits(static_cast<std::int32_t>(code)));
   }
 
-  static constexpr float decode(Code code) {
-    return float_of(static_cast<std::int32_t>(std::uint32_t{code} << 16));
+  template <typename Int>
+  static constexpr Int encode_bits(Int bits) {
+    return signed_of(unsigned_of(encode_in_place(bits)) >> 16);
+  }
+
+  /// The code in the upper half, anything below.
+  template <typename Int>
+  static constexpr Int encode_in_place(Int bits) {
+    const auto is_nan =
+        float_of(bits) != float_of(bits);  // NOLINT: NaN is what differs from itself
+    return select(is_nan, kFloat32Nan, signed_of(before_cut(bits, 16)));
+  }
+
+  template <typename Int>
+  static constexpr Int decode_bits(Int code) {
+    return signed_of(unsigned_of(code) << 16);
   }
 };
 

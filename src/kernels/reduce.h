@@ -14,9 +14,10 @@
 namespace tccl::kernels {
 
 /// `destination` may be one of the sources, but may not overlap one in part. `factors` has one
-/// entry per source for premul_sum and is ignored otherwise. Requires supports(dtype, op) and at
+/// entry per source for premul_sum and is ignored otherwise. `second_destination`, if given, gets
+/// the same bytes in the same pass, and may be a source too. Requires supports(dtype, op) and at
 /// least one source.
 void reduce(void* destination, std::span<const void* const> sources, std::size_t count, DType dtype,
-            ReduceOp op, std::span<const double> factors);
+            ReduceOp op, std::span<const double> factors, void* second_destination = nullptr);
 
 }  // namespace tccl::kernels

@@ -1,21 +1,31 @@
 #include "kernels/variants.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace tccl::kernels {
 
 void reduce_baseline(const Job& job);
 void reduce_avx2(const Job& job);
 void reduce_avx512(const Job& job);
+void reduce_avx512_bf16(const Job& job);
 
 namespace {
 
 bool always() { return true; }
 
 #if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2"); }
+bool has_f16c() {  // by hand: clang does not know this name
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+bool has_avx2() { return __builtin_cpu_supports("avx2") && has_f16c(); }
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 constexpr Variant kVariants[] = {
@@ -23,6 +33,7 @@ constexpr Variant kVariants[] = {
 #if defined(__x86_64__)
     {"avx2", has_avx2, reduce_avx2},
     {"avx512", has_avx512, reduce_avx512},
+    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16},
 #endif
 };
 

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "kernels/reduce_impl.h"
+#include "kernels/job.h"
 
 namespace tccl::kernels {
 

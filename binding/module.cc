@@ -7,6 +7,7 @@
 
 #include "context.h"
 #include "process_group.h"
+#include "tccl/info.h"
 
 namespace py = pybind11;
 
@@ -45,6 +46,24 @@ c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& s
                                               c10::make_intrusive<Options>(timeout), "world");
 }
 
+// What `torch-ccl info` prints.
+py::dict info() {
+  const tccl::Info info = tccl::info();
+  py::list algorithms;
+  for (const tccl::AlgorithmChoice& row : info.algorithms)
+    algorithms.append(
+        py::dict(py::arg("operation") = tccl::name_of(row.op), py::arg("algorithm") = row.algorithm,
+                 py::arg("doc") = row.doc, py::arg("from_bytes") = row.from_bytes,
+                 py::arg("to_bytes") = row.to_bytes, py::arg("from_ranks") = row.from_ranks,
+                 py::arg("dtypes") = row.dtypes, py::arg("by_setting") = row.by_setting));
+  py::list settings;
+  for (const tccl::SettingValue& row : info.settings)
+    settings.append(py::dict(py::arg("name") = row.name, py::arg("value") = row.value,
+                             py::arg("doc") = row.doc, py::arg("is_set") = row.is_set));
+  return py::dict(py::arg("kernels") = info.kernels, py::arg("algorithms") = algorithms,
+                  py::arg("settings") = settings);
+}
+
 }  // namespace
 }  // namespace torch_ccl
 
@@ -67,6 +86,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def("create", &torch_ccl::create, py::arg("group"), py::arg("options").none(true),
              WithoutGil(), "Makes the backend of one group; torch.distributed calls it.");
+  module.def("info", &torch_ccl::info, "What the library would do in this process.");
   module.def("_close", &torch_ccl::close_context, WithoutGil(),
              "Says goodbye to all peers; called at exit.");
 }

@@ -3,6 +3,7 @@
 
 #include "tccl/communicator.h"
 #include "tccl/error.h"
+#include "tccl/info.h"
 #include "tccl/operation.h"
 #include "tccl/store.h"
 #include "tccl/types.h"

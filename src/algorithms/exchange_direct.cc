@@ -1,8 +1,8 @@
 // Gather, scatter and all-to-all are one thing: some pairs of ranks have bytes for each other.
 // A step carries one piece for every destination, side by side in the slot.
 //
-// In the v-forms a rank knows only its own sizes. They are exchanged in a first step, so that every
-// rank knows the whole matrix, finds the same disagreements and computes the same number of steps.
+// In the v-forms a rank knows only its own sizes. They go with the first piece, so that every rank
+// then knows the whole matrix, finds the same disagreements and computes the same number of steps.
 
 #include "algorithms/patterns.h"
 #include "algorithms/registry.h"
@@ -11,22 +11,6 @@
 
 namespace tccl {
 namespace {
-
-/// Bytes from rank to rank.
-class Traffic {
- public:
-  explicit Traffic(int ranks) : ranks_(static_cast<std::size_t>(ranks)), bytes_(ranks_ * ranks_) {}
-  std::uint64_t& at(int from, int to) { return bytes_[index(from, to)]; }
-  [[nodiscard]] std::uint64_t at(int from, int to) const { return bytes_[index(from, to)]; }
-  [[nodiscard]] std::uint64_t largest() const { return *std::ranges::max_element(bytes_); }
-
- private:
-  [[nodiscard]] std::size_t index(int from, int to) const {
-    return static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to);
-  }
-  std::size_t ranks_;
-  std::vector<std::uint64_t> bytes_;
-};
 
 bool takes_part(const Call& call, int from, int to) {
   switch (call.operation().op) {
@@ -39,14 +23,6 @@ bool takes_part(const Call& call, int from, int to) {
     default:
       return true;
   }
-}
-
-Traffic equal_traffic(const Board& board, const Call& call) {
-  Traffic traffic(board.size());
-  for (int from = 0; from < board.size(); ++from)
-    for (int to = 0; to < board.size(); ++to)
-      if (takes_part(call, from, to)) traffic.at(from, to) = call.bytes();
-  return traffic;
 }
 
 /// A gather has one input and a scatter one output; the others have one per rank.
@@ -84,66 +60,108 @@ void check_pair(const Board& board, int from, int to, std::uint64_t sent, std::u
               {from, to});
 }
 
-Traffic exchange_sizes(Board& board, const Call& call) {
-  const int self = board.rank();
-  auto* own = reinterpret_cast<SizePair*>(board.open_step().input);
+/// Where the pieces of one step lie: side by side, one for each destination.
+class Places {
+ public:
+  Places(const Board& board, const Call& call) {
+    // A gather has one destination, which may use the whole area.
+    const Op op = call.operation().op;
+    count_ = op == Op::gather || op == Op::gatherv ? 1 : static_cast<std::size_t>(board.size());
+  }
+  [[nodiscard]] std::size_t count() const { return count_; }
+  [[nodiscard]] std::size_t offset(int to, std::size_t piece_bytes) const {
+    return count_ == 1 ? 0 : static_cast<std::size_t>(to) * piece_bytes;
+  }
+
+ private:
+  std::size_t count_;
+};
+
+/// `bytes` bytes, or what is left of them behind `begin`.
+Range part_behind(std::uint64_t total, std::size_t begin, std::size_t bytes) {
+  return begin < total ? Range{begin, std::min<std::size_t>(bytes, total - begin)}
+                       : Range{total, 0};
+}
+
+void copy_in(const Board& board, const Call& call, const Places& places, std::byte* slot,
+             std::size_t begin, std::size_t piece_bytes) {
+  for (int to = 0; to < board.size(); ++to) {
+    if (to == board.rank() || !takes_part(call, board.rank(), to)) continue;
+    const auto data = outgoing(call, to);
+    const Range out = part_behind(data.size(), begin, piece_bytes);
+    if (out.count != 0)
+      call.copy(slot + places.offset(to, piece_bytes), data.data() + out.begin, out.count);
+  }
+}
+
+void copy_out(const Board& board, const Call& call, const Places& places, int from,
+              const std::byte* slot, std::size_t begin, std::size_t piece_bytes) {
+  if (from == board.rank() || !takes_part(call, from, board.rank())) return;
+  const auto data = incoming(call, from);
+  const Range in = part_behind(data.size(), begin, piece_bytes);
+  if (in.count != 0)
+    call.copy(data.data() + in.begin, slot + places.offset(board.rank(), piece_bytes), in.count);
+}
+
+void copy_own(const Board& board, const Call& call) {
+  if (!takes_part(call, board.rank(), board.rank())) return;
+  const auto from = outgoing(call, board.rank());
+  if (!from.empty()) call.copy(incoming(call, board.rank()).data(), from.data(), from.size());
+}
+
+/// All that lies behind the first `begin` bytes of what each pair exchanges, `largest` at most.
+void exchange(Board& board, const Call& call, std::size_t largest, std::size_t begin,
+              std::uint32_t first_step) {
+  const Places places(board, call);
+  const std::size_t rest = std::max<std::size_t>(1, largest - begin);
+  const std::size_t per_rank =
+      std::min(rest, piece_size(rest * places.count(), board.area_bytes()) / places.count());
+  const std::size_t step_bytes = per_rank * places.count();
+  for (std::uint32_t step = 0; step < steps_for(rest, per_rank); ++step, begin += per_rank) {
+    copy_in(board, call, places, board.open_step().input_of(step_bytes), begin, per_rank);
+    board.post();
+    for (int from = 0; from < board.size(); ++from)
+      if (from != board.rank() && takes_part(call, from, board.rank()))
+        copy_out(board, call, places, from,
+                 board.await(from, first_step + step).input_of(step_bytes), begin, per_rank);
+  }
+}
+
+/// The largest of all pairs, once every pair agrees.
+std::size_t check_sizes(const Board& board, std::span<const SizePair* const> sizes) {
+  std::size_t largest = 0;
+  for (int from = 0; from < board.size(); ++from)
+    for (int to = 0; to < board.size(); ++to) {
+      const std::uint64_t sent = sizes[static_cast<std::size_t>(from)][to].sent;
+      check_pair(board, from, to, sent, sizes[static_cast<std::size_t>(to)][from].expected);
+      largest = std::max<std::size_t>(largest, sent);
+    }
+  return largest;
+}
+
+void exchange_equal(Board& board, const Call& call) {
+  exchange(board, call, call.bytes(), 0, 0);
+  copy_own(board, call);
+}
+
+void exchange_uneven(Board& board, const Call& call) {
+  const Places places(board, call);
+  const std::size_t first_piece = piece_size(0, board.area_bytes()) / places.count();
+  const Board::Slot slot = board.open_step();
+  auto* own = reinterpret_cast<SizePair*>(slot.input);
   write_own_sizes(board, call, own);
+  copy_in(board, call, places, slot.result, 0, first_piece);
   board.post();
   std::vector<const SizePair*> sizes(static_cast<std::size_t>(board.size()));
   for (int rank = 0; rank < board.size(); ++rank)
     sizes[static_cast<std::size_t>(rank)] =
-        rank == self ? own : reinterpret_cast<const SizePair*>(board.await(rank, 0).input);
-  Traffic traffic(board.size());
+        rank == board.rank() ? own : reinterpret_cast<const SizePair*>(board.await(rank, 0).input);
+  const std::size_t largest = check_sizes(board, sizes);
   for (int from = 0; from < board.size(); ++from)
-    for (int to = 0; to < board.size(); ++to) {
-      traffic.at(from, to) = sizes[static_cast<std::size_t>(from)][to].sent;
-      check_pair(board, from, to, traffic.at(from, to),
-                 sizes[static_cast<std::size_t>(to)][from].expected);
-    }
-  return traffic;
-}
-
-void exchange(Board& board, const Call& call, const Traffic& traffic, std::uint32_t first_step) {
-  const int self = board.rank();
-  // A gather has one destination, which may use the whole area.
-  const bool one_destination =
-      call.operation().op == Op::gather || call.operation().op == Op::gatherv;
-  const auto places = one_destination ? 1 : static_cast<std::size_t>(board.size());
-  const std::size_t largest = std::max<std::size_t>(1, traffic.largest());
-  const std::size_t per_rank =
-      std::min(largest, piece_size(largest * places, board.area_bytes()) / places);
-  const std::size_t step_bytes = per_rank * places;
-  const auto place = [&](int to) {
-    return one_destination ? 0 : static_cast<std::size_t>(to) * per_rank;
-  };
-
-  const std::uint32_t steps = steps_for(largest, per_rank);
-  for (std::uint32_t step = 0; step < steps; ++step) {
-    std::byte* slot = board.open_step().input_of(step_bytes);
-    for (int to = 0; to < board.size(); ++to) {
-      const Range out = piece(traffic.at(self, to), per_rank, step);
-      if (to != self && out.count != 0)
-        call.copy(slot + place(to), outgoing(call, to).data() + out.begin, out.count);
-    }
-    board.post();
-    for (int from = 0; from < board.size(); ++from) {
-      const Range in = piece(traffic.at(from, self), per_rank, step);
-      if (from != self && in.count != 0)
-        call.copy(incoming(call, from).data() + in.begin,
-                  board.await(from, first_step + step).input_of(step_bytes) + place(self),
-                  in.count);
-    }
-  }
-  if (traffic.at(self, self) != 0)
-    call.copy(incoming(call, self).data(), outgoing(call, self).data(), traffic.at(self, self));
-}
-
-void exchange_equal(Board& board, const Call& call) {
-  exchange(board, call, equal_traffic(board, call), 0);
-}
-void exchange_uneven(Board& board, const Call& call) {
-  const Traffic traffic = exchange_sizes(board, call);
-  exchange(board, call, traffic, 1);
+    if (from != board.rank())
+      copy_out(board, call, places, from, board.await(from, 0).result, 0, first_piece);
+  if (largest > first_piece) exchange(board, call, largest, first_piece, 1);
+  copy_own(board, call);
 }
 
 }  // namespace

@@ -3,32 +3,30 @@
 namespace tccl {
 namespace {
 
-constexpr std::size_t kPipelinedFrom = std::size_t{64} << 10;
-
 constexpr Algorithm kAlgorithms[] = {
-    {Op::barrier, "direct", "everyone posts, everyone looks at all", 0, barrier_direct},
-    {Op::broadcast, "direct", "the root posts pieces, all others copy them", 0, broadcast_direct},
-    {Op::allreduce, "direct", "every rank reduces everything: one meeting per piece", 0,
+    {Op::barrier, "direct", "everyone posts, everyone looks at all", barrier_direct},
+    {Op::broadcast, "direct", "the root posts pieces, all others copy them", broadcast_direct},
+    {Op::allreduce, "direct", "every rank reduces everything: one meeting per piece",
      allreduce_direct},
     {Op::allreduce, "pipelined", "each rank reduces a slice of every piece, then all copy",
-     kPipelinedFrom, allreduce_pipelined},
-    {Op::reduce, "direct", "the root reduces everything", 0, reduce_direct},
+     allreduce_pipelined},
+    {Op::reduce, "direct", "the root reduces everything", reduce_direct},
     {Op::reduce, "pipelined", "each rank reduces a slice of every piece, the root copies",
-     kPipelinedFrom, reduce_pipelined},
-    {Op::allgather, "direct", "everyone posts pieces, everyone copies them", 0, allgather_direct},
-    {Op::gather, "direct", "everyone posts pieces, the root copies them", 0, gather_direct},
-    {Op::scatter, "direct", "the root posts one piece per rank and step", 0, scatter_direct},
-    {Op::reduce_scatter, "direct", "each step carries a piece for every rank, which reduces it", 0,
+     reduce_pipelined},
+    {Op::allgather, "direct", "everyone posts pieces, everyone copies them", allgather_direct},
+    {Op::gather, "direct", "everyone posts pieces, the root copies them", gather_direct},
+    {Op::scatter, "direct", "the root posts one piece per rank and step", scatter_direct},
+    {Op::reduce_scatter, "direct", "each step carries a piece for every rank, which reduces it",
      reduce_scatter_direct},
-    {Op::alltoall, "direct", "each step carries a piece for every rank", 0, alltoall_direct},
-    {Op::allgatherv, "direct", "as allgather, with a size per rank", 0, allgather_direct},
-    {Op::gatherv, "direct", "sizes are exchanged and checked first, then as gather", 0,
+    {Op::alltoall, "direct", "each step carries a piece for every rank", alltoall_direct},
+    {Op::allgatherv, "direct", "as allgather, with a size per rank", allgather_direct},
+    {Op::gatherv, "direct", "sizes are exchanged and checked first, then as gather",
      gatherv_direct},
-    {Op::scatterv, "direct", "sizes are exchanged and checked first, then as scatter", 0,
+    {Op::scatterv, "direct", "sizes are exchanged and checked first, then as scatter",
      scatterv_direct},
-    {Op::reduce_scatterv, "direct", "as reduce_scatter, with a size per rank", 0,
+    {Op::reduce_scatterv, "direct", "as reduce_scatter, with a size per rank",
      reduce_scatter_direct},
-    {Op::alltoallv, "direct", "sizes are exchanged and checked first, then as alltoall", 0,
+    {Op::alltoallv, "direct", "sizes are exchanged and checked first, then as alltoall",
      alltoallv_direct},
 };
 

@@ -1,4 +1,4 @@
-// The table of algorithms: one file and one row each.
+// The table of algorithms: one file and one row each. Which one runs is said in choose.cc.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,6 @@ struct Algorithm {
   Op op;
   const char* name;
   const char* doc;
-  /// Chosen by default for operations of at least this many bytes (the last row that fits wins).
-  std::size_t from_bytes;
   void (*run)(Board&, const Call&);
 };
 

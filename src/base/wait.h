@@ -1,8 +1,7 @@
 // The one way to wait for another rank: spin briefly, then yield, then sleep.
 //
 // Four ranks on two cores: pure spinning costs milliseconds per exchange, sleeping at once tens of
-// microseconds; this order costs two or three. Nobody spins without bound, so an idle rank uses no
-// CPU.
+// microseconds, yielding ten. Nobody spins without bound, so an idle rank uses no CPU.
 //
 // A thread sleeps only on a Bell in its own process's memory. Whoever changes something that the
 // thread may be waiting for rings that bell. Lost wake-ups cannot happen: the sleeper announces
@@ -42,11 +41,12 @@ struct Patience {
   Clock::duration spin;
   Clock::duration yield;  // from the beginning on
 };
-/// Every rank can have a core of its own.
-inline constexpr Patience kPatient{std::chrono::microseconds(2), std::chrono::microseconds(50)};
-/// There are more ranks than cores. Yielding does not help: torchrun starts each rank in a session
-/// of its own, and with autogroups the scheduler shares the cores between sessions.
-inline constexpr Patience kCrowded{std::chrono::microseconds(2), std::chrono::microseconds(0)};
+/// Every rank can have a core of its own. A yield costs as much as a small collective, so spin for
+/// as long as ranks are usually apart.
+inline constexpr Patience kPatient{std::chrono::microseconds(20), std::chrono::microseconds(100)};
+/// There are more ranks than cores: whoever spins keeps another from running.
+inline constexpr Patience kCrowded{std::chrono::microseconds(0), std::chrono::microseconds(50)};
+
 /// A sleeper looks for dead peers this often: no system call tells it of a death at once, and
 /// 250 looks a second cost well under a percent of a core.
 inline constexpr auto kSleepSlice = std::chrono::milliseconds(4);
@@ -92,8 +92,8 @@ bool sleep_until(Bell& bell, Ready&& ready, GiveUp&& give_up) {
 }
 
 template <class Ready, class GiveUp>
-bool wait_until(Bell& bell, Ready&& ready, GiveUp&& give_up) {
-  return wait_briefly(ready) || sleep_until(bell, ready, give_up);
+bool wait_until(Bell& bell, Ready&& ready, GiveUp&& give_up, const Patience& patience = kPatient) {
+  return wait_briefly(ready, patience) || sleep_until(bell, ready, give_up);
 }
 
 }  // namespace tccl

@@ -49,7 +49,7 @@ class Workers {
   /// Parts begin at multiples of `grain` and are at least that long, except for the last. No
   /// allocation; below two grains, or without workers, no more than a call of `body`.
   ///
-  /// Workers stay awake for kYieldTime and then sleep. To wake one costs more than it helps with
+  /// Workers stay awake for a while (kPatient) and then sleep. To wake one costs more than it helps with
   /// little work, so sleepers are woken from kGrainsWorthWaking grains only, of this split or of
   /// the `whole` of which it is a piece: the pieces that follow find them awake.
   void split(std::size_t count, std::size_t grain, Body body, std::size_t whole = 0) noexcept {

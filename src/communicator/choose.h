@@ -1,4 +1,5 @@
-// Which algorithm runs a collective. Depends only on values that all ranks share.
+// Which algorithm runs a collective: a table by operation, size, ranks and dtype, which the
+// settings override. Depends only on values that all ranks share.
 #pragma once
 
 #include <array>
@@ -8,6 +9,7 @@
 
 #include "algorithms/registry.h"
 #include "base/settings.h"
+#include "tccl/info.h"
 
 namespace tccl {
 
@@ -15,7 +17,9 @@ class AlgorithmTable {
  public:
   /// Throws Error{invalid_argument} for a setting that names an unknown algorithm or a bad range.
   explicit AlgorithmTable(const Settings& settings);
-  [[nodiscard]] const Algorithm& choose(Op op, std::size_t bytes) const;
+  /// The rules of the table and of the settings, for people.
+  [[nodiscard]] std::vector<AlgorithmChoice> choices() const;
+  [[nodiscard]] const Algorithm& choose(Op op, std::size_t bytes, int ranks, DType dtype) const;
 
  private:
   struct Entry {

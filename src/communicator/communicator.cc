@@ -22,7 +22,6 @@ std::uint64_t uid_from(const Digest& digest) {
   return uid | 1;  // never zero, which means "given back"
 }
 
-/// A rank that spins keeps another from running if they share a core.
 Patience patience_for(int ranks) {
   return static_cast<std::size_t>(ranks) > cores_of_this_thread().size() ? kCrowded : kPatient;
 }
@@ -106,7 +105,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       group_(std::move(group)),
       board_(std::make_unique<shm::ShmBoard>(
           *group_, [](std::uint8_t index) { return algorithm(index).name; },
-          context_->poll_interrupt(), patience_for(size_))),
+          context_->poll_interrupt(), patience_for(context_->most_ranks(size_)))),
       lane_(std::make_shared<Lane>(context_->drivers(), options_.name,
                                    static_cast<LaneExecutor&>(*this), context_->poll_interrupt())),
       p2p_(std::make_shared<P2p>(
@@ -114,7 +113,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
           [drivers = &context_->drivers()](std::function<void()> job) {
             drivers->submit(std::move(job));
           },
-          context_->poll_interrupt())) {
+          context_->poll_interrupt(), patience_for(context_->most_ranks(size_)))) {
   context_->progress().add(p2p_);
 }
 
@@ -212,7 +211,7 @@ void CommunicatorImpl::execute_by(std::optional<Deadline> deadline, const Operat
   if (group_->failed()) throw group_->failure();
   const Call call(operation, context_->workers());
   const Algorithm& chosen = context_->algorithms().choose(
-      operation.op, shared_count(operation) * size_of(operation.dtype));
+      operation.op, shared_count(operation) * size_of(operation.dtype), size_, operation.dtype);
   try {
     board_->begin(record_of(operation, chosen), deadline, timeout);
     chosen.run(*board_, call);

@@ -1,5 +1,7 @@
 #include "communicator/context.h"
 
+#include <algorithm>
+
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -120,6 +122,14 @@ void ContextImpl::make_workers(int local_rank, int local_ranks, int sharing) {
   if (!problem.empty() && !warned.exchange(true, std::memory_order_relaxed))
     log_warning(problem, local_rank);
   workers_ = std::make_unique<Workers>(plan_workers(settings_, place));
+}
+
+int ContextImpl::most_ranks(int of_this_group) noexcept {
+  int most = most_ranks_.load(std::memory_order_relaxed);
+  while (most < of_this_group &&
+         !most_ranks_.compare_exchange_weak(most, of_this_group, std::memory_order_relaxed)) {
+  }
+  return std::max(most, of_this_group);
 }
 
 void ContextImpl::remember(const std::shared_ptr<CommunicatorImpl>& communicator) {

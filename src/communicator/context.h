@@ -52,6 +52,8 @@ class ContextImpl final : public Context {
   /// The process behind an introduction, mapped now if it was not known yet.
   std::shared_ptr<Peer> acquaint(const Attendee& attendee);
 
+  /// Of the groups so far, this one included: about as many run on this host.
+  int most_ranks(int of_this_group) noexcept;
   void remember(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Keeps a closed group's memory until no peer can touch it any more.
   void retire(std::shared_ptr<shm::Group> group) noexcept;
@@ -73,6 +75,7 @@ class ContextImpl final : public Context {
   std::unique_ptr<Drivers> drivers_;
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Monitor> monitor_;
+  std::atomic<int> most_ranks_{1};
   std::atomic<bool> forked_{false};
   std::atomic<bool> closed_{false};
   std::map<Digest, std::weak_ptr<Peer>> peers_;

@@ -43,13 +43,14 @@ std::string P2pWork::description() const { return engine_->describe(*this); }
 bool P2pWork::cancel() noexcept { return !is_inherited() && engine_->cancel(*this); }
 
 P2p::P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
-         WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt)
+         WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt, Patience patience)
     : owned_group_(std::move(group)),
       group_(*owned_group_),
       eager_bytes_(eager_bytes),
       progress_(progress),
       run_elsewhere_(std::move(run_elsewhere)),
       poll_interrupt_(std::move(poll_interrupt)),
+      patience_(patience),
       outgoing_(static_cast<std::size_t>(group_.size())),
       incoming_(static_cast<std::size_t>(group_.size())) {}
 
@@ -163,7 +164,7 @@ void P2p::attend_until(P2pWork& work, Deadline deadline) {
   // As long as something moves it is too early to sleep: each turn begins with spinning.
   auto next_look = Clock::now() + kSleepSlice;
   while (!work.done() && Clock::now() < deadline) {
-    wait_until(group_.mine().p2p_bell, something_moves, give_up);
+    wait_until(group_.mine().p2p_bell, something_moves, give_up, patience_);
     if (Clock::now() < next_look) continue;
     next_look = Clock::now() + kSleepSlice;
     give_up();

@@ -55,7 +55,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   /// Callbacks of completed work run through `run_elsewhere`: the threads that move data must not
   /// run user code, which may wait for that very data.
   P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
-      WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt);
+      WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt, Patience patience);
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
   bool cancel(const P2pWork& work);
@@ -152,6 +152,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   Progress& progress_;
   WorkState::Submit run_elsewhere_;
   std::function<void()> poll_interrupt_;
+  Patience patience_;
   std::atomic<int> waiters_{0};
   std::atomic<Clock::time_point> last_attended_{};  // relaxed: hints, both
   std::atomic<Clock::time_point> last_look_{};      // for trouble

@@ -15,6 +15,9 @@ namespace tccl {
 namespace {
 
 constexpr auto kNap = std::chrono::milliseconds(1);
+/// While all that is under way has a thread that waits for it: a rank that does nothing but wait
+/// for a message must not cost a core's attention twice.
+constexpr auto kAttendedNap = std::chrono::milliseconds(8);
 /// After something moved, more is likely to follow at once.
 constexpr auto kStayAwake = std::chrono::microseconds(200);
 /// Traffic comes in bursts: within this time a new operation needs no kick.
@@ -47,18 +50,19 @@ struct Progress::State {
       const std::uint32_t seen = knocks->load(std::memory_order_acquire);
       const bool knocked = std::exchange(last_seen, seen) != seen;
       bool moved = false;
-      const bool busy = look_at(knocked, &moved);
+      bool attended = true;
+      const bool busy = look_at(knocked, &moved, &attended);
       const auto now = Clock::now();
       if (moved) last_moved = now;
       if (busy) last_busy = now;
       if (now - last_moved < kStayAwake) {
         sched_yield();
       } else if (now - last_busy < kStayAlert) {
-        futex_wait(*knocks, seen, kNap, FutexScope::shared);
+        futex_wait(*knocks, seen, busy && attended ? kAttendedNap : kNap, FutexScope::shared);
       } else {
         fast_asleep.store(true, std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_seq_cst);  // announce, then look once more
-        if (!look_at(/*everyone=*/false, &moved))
+        if (!look_at(/*everyone=*/false, &moved, &attended))
           futex_wait(*knocks, seen, kLongSleep, FutexScope::shared);
         fast_asleep.store(false, std::memory_order_relaxed);
       }
@@ -66,8 +70,8 @@ struct Progress::State {
   }
 
   /// At all engines that have something under way, or at everyone's. Returns whether anything is
-  /// under way; sets `moved` if something moved.
-  bool look_at(bool everyone, bool* moved) {
+  /// under way; sets `moved` if something moved and unsets `attended` if nobody waits for it.
+  bool look_at(bool everyone, bool* moved, bool* attended) {
     std::vector<std::shared_ptr<P2p>> engines_to_see;
     bool busy = false;
     {
@@ -84,7 +88,9 @@ struct Progress::State {
       const bool in_good_hands = everyone ? engine->is_attended()
                                           : engine->was_attended_since(now - kRecently) &&
                                                 engine->was_looked_at_since(now - kLookPeriod);
-      if (!in_good_hands) *moved |= engine->advance(true);
+      if (in_good_hands) continue;
+      *attended = false;
+      *moved |= engine->advance(true);
     }
     return busy;
   }

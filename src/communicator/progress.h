@@ -2,8 +2,9 @@
 //
 // It never waits for a peer and never runs user code: it looks at each communicator that has sends
 // or receives under way and that no thread attends in wait(). While there are any it looks once a
-// millisecond (and at once again after something moved); otherwise it sleeps until kicked, or until
-// a peer knocks whose messages nobody here has taken. Thread-safe.
+// millisecond (and at once again after something moved); while all of them are attended, less
+// often; otherwise it sleeps until kicked, or until a peer knocks whose messages nobody here has
+// taken. Thread-safe.
 #pragma once
 
 #include <atomic>

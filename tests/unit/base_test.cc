@@ -99,20 +99,39 @@ TEST(SettingsDeathTest, UnknownNamesWarn) {
       ::testing::ExitedWithCode(0), "CCL_ALLREDUEC is not a setting");
 }
 
-TEST(AlgorithmTable, DefaultsGoBySize) {
+TEST(AlgorithmTable, DefaultsGoBySizeRanksAndDtype) {
   const AlgorithmTable table{Settings()};
-  EXPECT_STREQ(table.choose(Op::allreduce, 8).name, "direct");
-  EXPECT_STREQ(table.choose(Op::allreduce, (64 << 10) - 1).name, "direct");
-  EXPECT_STREQ(table.choose(Op::allreduce, 64 << 10).name, "pipelined");
+  struct {
+    std::size_t bytes;
+    int ranks;
+    DType dtype;
+    const char* name;
+  } const cases[] = {
+      {8, 2, DType::float32, "direct"},
+      {std::size_t{64} << 20, 2, DType::float32, "direct"},
+      {std::size_t{64} << 20, 4, DType::bfloat16, "direct"},
+      {(1 << 20) - 1, 8, DType::float32, "direct"},
+      {1 << 20, 8, DType::float32, "pipelined"},
+      {1 << 20, 5, DType::float32, "direct"},
+      {1023, 2, DType::float8_e5m2, "direct"},
+      {1024, 2, DType::float8_e5m2, "pipelined"},
+  };
+  for (const auto& c : cases)
+    EXPECT_STREQ(table.choose(Op::allreduce, c.bytes, c.ranks, c.dtype).name, c.name)
+        << c.bytes << " bytes, " << c.ranks << " ranks";
 }
 
 TEST(AlgorithmTable, SettingsOverride) {
   Settings settings;
   settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "pipelined:0-100;direct:101-max";
   const AlgorithmTable table(settings);
-  EXPECT_STREQ(table.choose(Op::allreduce, 100).name, "pipelined");
-  EXPECT_STREQ(table.choose(Op::allreduce, 101).name, "direct");
-  EXPECT_STREQ(table.choose(Op::reduce, 1 << 20).name, "pipelined");
+  const auto chosen = [&](Op op, std::size_t bytes) {
+    return std::string(table.choose(op, bytes, 8, DType::float32).name);
+  };
+  EXPECT_EQ(chosen(Op::allreduce, 100), "pipelined");
+  EXPECT_EQ(chosen(Op::allreduce, 101), "direct");
+  EXPECT_EQ(chosen(Op::allreduce, 1 << 20), "direct");
+  EXPECT_EQ(chosen(Op::reduce, 1 << 20), "pipelined");
 }
 
 TEST(AlgorithmTable, BadRulesAreRefused) {
@@ -127,8 +146,9 @@ TEST(Registry, EveryCollectiveHasAnAlgorithmForEverySize) {
   const AlgorithmTable table{Settings()};
   for (int op = 0; op < kOpCount; ++op) {
     if (static_cast<Op>(op) == Op::send || static_cast<Op>(op) == Op::recv) continue;
-    EXPECT_EQ(table.choose(static_cast<Op>(op), 0).op, static_cast<Op>(op));
-    EXPECT_EQ(table.choose(static_cast<Op>(op), ~std::size_t{0}).op, static_cast<Op>(op));
+    for (const std::size_t bytes : {std::size_t{0}, ~std::size_t{0}})
+      EXPECT_EQ(table.choose(static_cast<Op>(op), bytes, 2, DType::float32).op,
+                static_cast<Op>(op));
   }
 }
 

@@ -7,8 +7,8 @@
 #include <sstream>
 #include <string>
 
-#include "algorithms/registry.h"
 #include "base/op_kinds.h"
+#include "communicator/choose.h"
 #include "tccl/operation.h"
 #include "tccl/types.h"
 
@@ -48,12 +48,14 @@ std::string reductions_table() {
 std::string algorithms_of(Op op) {
   if (is_point_to_point(op)) return "messages, outside of the order of collectives";
   std::string list;
-  for (const Algorithm& algorithm : algorithms()) {
-    if (algorithm.op != op) continue;
-    list += (list.empty() ? "" : "; ") + code(algorithm.name);
-    if (algorithm.from_bytes != 0)
-      list += " from " + std::to_string(algorithm.from_bytes >> 10) + " KiB";
-    list += std::string(": ") + algorithm.doc;
+  for (const AlgorithmChoice& row : AlgorithmTable(Settings()).choices()) {
+    if (row.op != op) continue;
+    list += (list.empty() ? "" : "; ") + code(row.algorithm);
+    if (row.from_bytes != 0)
+      list += " from " + std::to_string(row.from_bytes >> 10) + " KiB and " +
+              std::to_string(row.from_ranks) + " ranks" +
+              (row.dtypes == "all" ? "" : " for " + row.dtypes);
+    list += ": " + row.doc;
   }
   return list;
 }
@@ -162,9 +164,8 @@ TEST(Operations, DocumentationIsUpToDate) {
 
 TEST(Operations, EveryCollectiveHasAnAlgorithmForAllSizes) {
   std::set<Op> served;
-  for (const Algorithm& algorithm : algorithms()) {
-    if (algorithm.from_bytes == 0) served.insert(algorithm.op);
-  }
+  for (const AlgorithmChoice& row : AlgorithmTable(Settings()).choices())
+    if (row.from_bytes == 0) served.insert(row.op);
   for (int i = 0; i < kOpCount; ++i) {
     const auto op = static_cast<Op>(i);
     EXPECT_EQ(served.contains(op), !is_point_to_point(op)) << name_of(op);

@@ -3,6 +3,7 @@
 import typer
 
 from torch_ccl.cli.bench import bench
+from torch_ccl.cli.info import info
 
 app = typer.Typer(
     help="Collective communication for PyTorch on CPUs.",
@@ -11,8 +12,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bench)
-
-
-@app.callback()
-def _several_commands() -> None:
-    """Without it typer would drop the name of a single command."""
+app.command()(info)

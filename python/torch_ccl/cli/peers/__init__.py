@@ -18,7 +18,8 @@ from pathlib import Path
 import typer
 
 from torch_ccl.cli.bench import quartiles, readable_bytes, write_json
-from torch_ccl.cli.timing import BOUND_S, WARM_UP, Case
+from torch_ccl.cli.processes import BOUND_S
+from torch_ccl.cli.timing import WARM_UP, Case
 
 OURS = "ccl"
 OPERATIONS = ("all_reduce", "all_gather", "all_to_all", "broadcast")

@@ -128,14 +128,14 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
   const bool in_batch = facts_.batches.is_open();
   try {
     if (arguments.is_empty()) {
-      work->complete(nullptr);
+      work->complete_unseen();
     } else if (asynchronous || in_batch) {
       const auto call = std::make_shared<const Call>(std::move(arguments));
       const auto operation = start(*communicator_, call, effective(timeout));
       WorkCCL::follow(work, operation, [call] { call->finish(); });
     } else {
       run_to_its_end(*communicator_, arguments, effective(timeout));
-      work->complete(nullptr);
+      work->complete_unseen();
     }
   } catch (const tccl::Error& error) {
     facts_.batches.abandon();

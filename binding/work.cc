@@ -104,6 +104,18 @@ void WorkCCL::complete(const std::exception_ptr& error) noexcept {
   if (!has_future) announce();  // else after the Future: a hook or callback may wait for that
 }
 
+void WorkCCL::complete_unseen() noexcept {
+  outcome_known_ = result_announced_ = true;
+  finished_ = std::chrono::steady_clock::now();
+  if (recordFunctionEndCallback_) {
+    finish(nullptr);
+  } else {
+    completed_ = true;
+  }
+  call_hook();
+  ledger_->end();
+}
+
 void WorkCCL::announce() noexcept {
   FuturePtr future_result;
   {

@@ -29,6 +29,8 @@ class WorkCCL final : public c10d::Work {
                      const std::shared_ptr<tccl::Work>& operation, std::function<void()> finalize);
   /// Called once, by whoever completed the operation.
   void complete(const std::exception_ptr& error) noexcept;
+  /// The same, after success, for a Work that nobody else has seen: without locks.
+  void complete_unseen() noexcept;
 
   /// c10 calls it when nobody holds the Work any more.
   void release_resources() override;

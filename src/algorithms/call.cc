@@ -19,22 +19,23 @@ void Call::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
 }
 
 void Call::reduce(const Board& board, std::byte* destination, const Sources& sources_of_ranks,
-                  std::size_t bytes) const {
+                  std::size_t bytes, std::byte* copy) const {
   if (bytes == 0) return;
   const std::span<const void* const> sources = sources_of_ranks.all();
   std::vector<double> factors;
   if (operation_.reduction.op == ReduceOp::premul_sum)
     for (int rank = 0; rank < board.size(); ++rank) factors.push_back(board.factor(rank));
-  const auto reduce = [&](std::byte* to, std::span<const void* const> from, std::size_t count) {
-    kernels::reduce(to, from, count, operation_.dtype, operation_.reduction.op, factors);
+  const auto reduce = [&](std::size_t begin, std::span<const void* const> from, std::size_t count) {
+    kernels::reduce(destination + begin, from, count, operation_.dtype, operation_.reduction.op,
+                    factors, copy ? copy + begin : nullptr);
   };
   if (bytes < 2 * kSplitBytes || sources.size() > kMostSourcesToSplit)
-    return reduce(destination, sources, bytes / element_bytes_);
+    return reduce(0, sources, bytes / element_bytes_);
   const auto reduce_part = [&](std::size_t begin, std::size_t count) {
     std::array<const void*, kMostSourcesToSplit> from;
     for (std::size_t i = 0; i < sources.size(); ++i)
       from[i] = static_cast<const std::byte*>(sources[i]) + begin * element_bytes_;
-    reduce(destination + begin * element_bytes_, {from.data(), sources.size()}, count);
+    reduce(begin * element_bytes_, {from.data(), sources.size()}, count);
   };
   workers_.split(bytes / element_bytes_, kSplitBytes / element_bytes_, reduce_part,
                  operation_.count);

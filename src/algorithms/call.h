@@ -66,8 +66,9 @@ class Call {
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
   /// Reduces `bytes` bytes of one source per rank, in rank order; with help like copy().
-  void reduce(const Board& board, std::byte* destination, const Sources& sources,
-              std::size_t bytes) const;
+  /// `copy` may be a second destination.
+  void reduce(const Board& board, std::byte* destination, const Sources& sources, std::size_t bytes,
+              std::byte* copy = nullptr) const;
 
  private:
   [[nodiscard]] std::size_t offset(int rank) const {

@@ -40,7 +40,9 @@ static_assert(pieces(10, 4) == 3 && pieces(8, 4) == 2 && pieces(0, 4) == 0);
 constexpr std::size_t piece_size(std::size_t total, std::size_t largest) {
   constexpr std::size_t kSmallest = std::size_t{16} << 10;
   constexpr std::size_t kPieces = 8;
-  return std::min(largest, std::max(kSmallest, pieces(total, kPieces)));
+  constexpr std::size_t kLine = 64;  // a piece begins where its tensor's lines do
+  const std::size_t wanted = pieces(pieces(total, kPieces), kLine) * kLine;
+  return std::min(largest, std::max(kSmallest, wanted));
 }
 static_assert(piece_size(100, 1 << 18) == 16 << 10 && piece_size(1 << 30, 1 << 18) == 1 << 18);
 

@@ -64,8 +64,7 @@ class Pipeline {
       sources_[rank] = rank == board_.rank() ? call_.in() + where
                                              : board_.await(rank, piece_index).input + own.begin;
     if (!needs_result_) return call_.reduce(board_, result + own.begin, sources_, own.count);
-    call_.reduce(board_, call_.out() + where, sources_, own.count);
-    call_.copy(result + own.begin, call_.out() + where, own.count);
+    call_.reduce(board_, call_.out() + where, sources_, own.count, result + own.begin);
   }
 
   /// The reduced slices of a piece were posted one step after the piece itself.

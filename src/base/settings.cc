@@ -80,7 +80,8 @@ constexpr SettingRow kRows[] = {
      "Must be the same on all ranks.",
      bytes_into<&Settings::eager_bytes>},
     {"CCL_WORKER_COUNT", "auto",
-     "Worker threads of each rank, which share the copying and reducing of a large operation with "
+     "Worker threads of each rank, which share the pieces of a large operation (256 KiB and more) "
+     "with "
      "the thread that runs it; 0 is none. auto: one less than the cores of the rank, if other "
      "ranks have the same cores its share of them, and at most 3; with a list in "
      "CCL_WORKER_AFFINITY as many as it has for each rank.",

@@ -39,7 +39,7 @@ inline void ring_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); 
 /// How long to look before sleeping.
 struct Patience {
   Clock::duration spin;
-  Clock::duration yield;  // from the beginning on
+  Clock::duration before_sleep;  // spinning, then yielding
 };
 /// Every rank can have a core of its own. A yield costs as much as a small collective, so spin for
 /// as long as ranks are usually apart.
@@ -65,7 +65,7 @@ bool wait_briefly(Ready&& ready, const Patience& patience = kPatient) {
       cpu_relax();
     }
   }
-  while (Clock::now() - start < patience.yield) {
+  while (Clock::now() - start < patience.before_sleep) {
     if (ready()) return true;
     sched_yield();
   }

@@ -49,9 +49,9 @@ class Workers {
   /// Parts begin at multiples of `grain` and are at least that long, except for the last. No
   /// allocation; below two grains, or without workers, no more than a call of `body`.
   ///
-  /// Workers stay awake for a while (kPatient) and then sleep. To wake one costs more than it helps with
-  /// little work, so sleepers are woken from kGrainsWorthWaking grains only, of this split or of
-  /// the `whole` of which it is a piece: the pieces that follow find them awake.
+  /// Workers stay awake for a while (kPatient) and then sleep. To wake one costs more than it helps
+  /// with little work, so sleepers are woken from kGrainsWorthWaking grains only, of this split or
+  /// of the `whole` of which it is a piece: the pieces that follow find them awake.
   void split(std::size_t count, std::size_t grain, Body body, std::size_t whole = 0) noexcept {
     if (count / grain < 2 || count_.load(std::memory_order_relaxed) == 0) {
       if (count != 0) body(0, count);

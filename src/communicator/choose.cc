@@ -14,15 +14,13 @@ namespace {
 
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
-enum class Dtypes : std::uint8_t { all, float8 };
-
-/// Where another algorithm than the operation's first is better. The last row that fits wins.
+/// Where another algorithm than the operation's first is better.
 struct Rule {
   Op op;
   const char* algorithm;
   std::size_t from_bytes;
   int from_ranks;
-  Dtypes dtypes = Dtypes::all;
+  bool only_float8 = false;
 };
 
 /// Measured: see docs/performance.md.
@@ -31,15 +29,13 @@ constexpr Rule kRules[] = {
     {Op::allreduce, "pipelined", std::size_t{1} << 20, 6},
     {Op::reduce, "pipelined", std::size_t{1} << 20, 6},
     // The arithmetic costs more than the second meeting: let the ranks share it.
-    {Op::allreduce, "pipelined", 1024, 2, Dtypes::float8},
+    {Op::allreduce, "pipelined", 1024, 2, /*only_float8=*/true},
 };
 
 constexpr bool is_float8(DType dtype) {
   return dtype == DType::float8_e4m3fn || dtype == DType::float8_e5m2 ||
          dtype == DType::float8_e4m3fnuz || dtype == DType::float8_e5m2fnuz;
 }
-
-const Algorithm& first_of(Op op) { return *std::ranges::find(algorithms(), op, &Algorithm::op); }
 
 const Algorithm& find(Op op, std::string_view name) {
   for (const Algorithm& row : algorithms())
@@ -69,49 +65,47 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 }  // namespace
 
 AlgorithmTable::AlgorithmTable(const Settings& settings) {
-  for (const Algorithm& row : algorithms()) {
-    auto& forced = forced_[static_cast<std::size_t>(row.op)];
-    if (!forced.empty()) continue;  // the operation's first row has parsed it
-    for (const std::string_view rule :
-         split(settings.algorithm[static_cast<std::size_t>(row.op)], ';')) {
-      const auto colon = rule.find(':');
-      const std::string_view range =
-          colon == std::string_view::npos ? "0-max" : rule.substr(colon + 1);
-      const auto dash = range.find('-');
-      if (dash == std::string_view::npos)
-        throw Error(Errc::invalid_argument, formatted("\"{}\" is not a range", range));
-      forced.push_back({parse_limit(range.substr(0, dash)), parse_limit(range.substr(dash + 1)),
-                        &find(row.op, rule.substr(0, colon))});
-    }
-  }
+  const auto entries = [this](Op op) -> auto& { return entries_[static_cast<std::size_t>(op)]; };
+  for (const Algorithm& row : algorithms())
+    if (entries(row.op).empty()) entries(row.op).push_back({&row});  // the first fits always
+  for (const Rule& rule : kRules)
+    entries(rule.op).push_back({.algorithm = &find(rule.op, rule.algorithm),
+                                .from_bytes = rule.from_bytes,
+                                .from_ranks = rule.from_ranks,
+                                .only_float8 = rule.only_float8});
+  for (std::size_t op = 0; op < entries_.size(); ++op)
+    for (const std::string_view rule : split(settings.algorithm[op], ';'))
+      entries_[op].push_back(parse_rule(static_cast<Op>(op), rule));
+}
+
+AlgorithmTable::Entry AlgorithmTable::parse_rule(Op op, std::string_view rule) {
+  const auto colon = rule.find(':');
+  const std::string_view range = colon == std::string_view::npos ? "0-max" : rule.substr(colon + 1);
+  const auto dash = range.find('-');
+  if (dash == std::string_view::npos)
+    throw Error(Errc::invalid_argument, formatted("\"{}\" is not a range", range));
+  return {.algorithm = &find(op, rule.substr(0, colon)),
+          .from_bytes = parse_limit(range.substr(0, dash)),
+          .to_bytes = parse_limit(range.substr(dash + 1)),
+          .by_setting = true};
 }
 
 const Algorithm& AlgorithmTable::choose(Op op, std::size_t bytes, int ranks, DType dtype) const {
-  for (const Entry& entry : forced_[static_cast<std::size_t>(op)])
-    if (entry.first <= bytes && bytes <= entry.last) return *entry.algorithm;
-  const char* name = nullptr;
-  for (const Rule& rule : kRules)
-    if (rule.op == op && rule.from_bytes <= bytes && rule.from_ranks <= ranks &&
-        (rule.dtypes == Dtypes::all || is_float8(dtype)))
-      name = rule.algorithm;
-  return name ? find(op, name) : first_of(op);
+  const auto& entries = entries_[static_cast<std::size_t>(op)];
+  const auto fits = [&](const Entry& entry) {
+    return entry.from_bytes <= bytes && bytes <= entry.to_bytes && entry.from_ranks <= ranks &&
+           (!entry.only_float8 || is_float8(dtype));
+  };
+  return *std::find_if(entries.rbegin(), entries.rend(), fits)->algorithm;
 }
 
 std::vector<AlgorithmChoice> AlgorithmTable::choices() const {
   std::vector<AlgorithmChoice> rows;
-  for (const Algorithm& algorithm : algorithms())
-    if (&algorithm == &first_of(algorithm.op))
-      rows.push_back({algorithm.op, algorithm.name, algorithm.doc, 0, kNoLimit, 1, "all", false});
-  for (const Rule& rule : kRules)
-    rows.push_back({rule.op, rule.algorithm, find(rule.op, rule.algorithm).doc, rule.from_bytes,
-                    kNoLimit, rule.from_ranks, rule.dtypes == Dtypes::all ? "all" : "float8",
-                    false});
-  for (const Algorithm& algorithm : algorithms())
-    if (&algorithm == &first_of(algorithm.op))
-      for (const Entry& entry : forced_[static_cast<std::size_t>(algorithm.op)])
-        rows.push_back({algorithm.op, entry.algorithm->name, entry.algorithm->doc, entry.first,
-                        entry.last, 1, "all", true});
-  std::ranges::stable_sort(rows, {}, &AlgorithmChoice::op);
+  for (const auto& entries : entries_)
+    for (const Entry& entry : entries)
+      rows.push_back({entry.algorithm->op, entry.algorithm->name, entry.algorithm->doc,
+                      entry.from_bytes, entry.to_bytes, entry.from_ranks,
+                      entry.only_float8 ? "float8" : "all", entry.by_setting});
   return rows;
 }
 

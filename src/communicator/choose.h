@@ -4,7 +4,8 @@
 
 #include <array>
 #include <cstddef>
-#include <string>
+#include <limits>
+#include <string_view>
 #include <vector>
 
 #include "algorithms/registry.h"
@@ -23,11 +24,16 @@ class AlgorithmTable {
 
  private:
   struct Entry {
-    std::size_t first;
-    std::size_t last;
     const Algorithm* algorithm;
+    std::size_t from_bytes = 0;
+    std::size_t to_bytes = std::numeric_limits<std::size_t>::max();
+    int from_ranks = 1;
+    bool only_float8 = false;
+    bool by_setting = false;
   };
-  std::array<std::vector<Entry>, kOpCount> forced_;  // by Op, from the settings
+  static Entry parse_rule(Op op, std::string_view rule);
+
+  std::array<std::vector<Entry>, kOpCount> entries_;  // by Op; the last that fits is followed
 };
 
 }  // namespace tccl

@@ -3,7 +3,6 @@
 #include <thread>
 #include <tuple>
 
-#include "base/cores.h"
 #include "base/format.h"
 #include "base/op_kinds.h"
 #include "communicator/communicator_impl.h"
@@ -20,10 +19,6 @@ std::uint64_t uid_from(const Digest& digest) {
   std::uint64_t uid = 0;
   std::memcpy(&uid, digest.data(), sizeof uid);
   return uid | 1;  // never zero, which means "given back"
-}
-
-Patience patience_for(int ranks) {
-  return static_cast<std::size_t>(ranks) > cores_of_this_thread().size() ? kCrowded : kPatient;
 }
 
 /// Counts that every rank must pass alike, as one number.
@@ -105,7 +100,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       group_(std::move(group)),
       board_(std::make_unique<shm::ShmBoard>(
           *group_, [](std::uint8_t index) { return algorithm(index).name; },
-          context_->poll_interrupt(), patience_for(context_->most_ranks(size_)))),
+          context_->poll_interrupt(), context_->patience())),
       lane_(std::make_shared<Lane>(context_->drivers(), options_.name,
                                    static_cast<LaneExecutor&>(*this), context_->poll_interrupt())),
       p2p_(std::make_shared<P2p>(
@@ -113,7 +108,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
           [drivers = &context_->drivers()](std::function<void()> job) {
             drivers->submit(std::move(job));
           },
-          context_->poll_interrupt(), patience_for(context_->most_ranks(size_)))) {
+          context_->poll_interrupt(), context_->patience())) {
   context_->progress().add(p2p_);
 }
 

@@ -115,6 +115,8 @@ std::shared_ptr<Peer> ContextImpl::acquaint(const Attendee& attendee) {
 
 void ContextImpl::make_workers(int local_rank, int local_ranks, int sharing) {
   const std::lock_guard lock(mutex_);
+  most_sharing_.store(std::max(sharing, most_sharing_.load(std::memory_order_relaxed)),
+                      std::memory_order_relaxed);
   if (workers_) return;
   const LocalPlace place{local_rank, local_ranks, sharing, cores_};
   static std::atomic<bool> warned{false};  // once per process, which may have several contexts
@@ -124,12 +126,9 @@ void ContextImpl::make_workers(int local_rank, int local_ranks, int sharing) {
   workers_ = std::make_unique<Workers>(plan_workers(settings_, place));
 }
 
-int ContextImpl::most_ranks(int of_this_group) noexcept {
-  int most = most_ranks_.load(std::memory_order_relaxed);
-  while (most < of_this_group &&
-         !most_ranks_.compare_exchange_weak(most, of_this_group, std::memory_order_relaxed)) {
-  }
-  return std::max(most, of_this_group);
+Patience ContextImpl::patience() const noexcept {
+  const auto sharing = static_cast<std::size_t>(most_sharing_.load(std::memory_order_relaxed));
+  return sharing > cores_.size() ? kCrowded : kPatient;
 }
 
 void ContextImpl::remember(const std::shared_ptr<CommunicatorImpl>& communicator) {

@@ -41,6 +41,8 @@ class ContextImpl final : public Context {
   [[nodiscard]] Progress& progress() noexcept { return *progress_; }
   /// Made by the first group, which knows how many ranks there are on this host.
   void make_workers(int local_rank, int local_ranks, int sharing);
+  /// For waits of this process.
+  [[nodiscard]] Patience patience() const noexcept;
   [[nodiscard]] Workers& workers() const noexcept { return *workers_; }
   [[nodiscard]] bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
   /// Throws if this is a forked child or the context is closed.
@@ -52,8 +54,6 @@ class ContextImpl final : public Context {
   /// The process behind an introduction, mapped now if it was not known yet.
   std::shared_ptr<Peer> acquaint(const Attendee& attendee);
 
-  /// Of the groups so far, this one included: about as many run on this host.
-  int most_ranks(int of_this_group) noexcept;
   void remember(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Keeps a closed group's memory until no peer can touch it any more.
   void retire(std::shared_ptr<shm::Group> group) noexcept;
@@ -75,7 +75,7 @@ class ContextImpl final : public Context {
   std::unique_ptr<Drivers> drivers_;
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Monitor> monitor_;
-  std::atomic<int> most_ranks_{1};
+  std::atomic<int> most_sharing_{1};  // ranks of one group that may use the same cores as this one
   std::atomic<bool> forked_{false};
   std::atomic<bool> closed_{false};
   std::map<Digest, std::weak_ptr<Peer>> peers_;

@@ -32,7 +32,7 @@ class Lane::Lock {
  public:
   explicit Lock(Lane& lane) : lane_(lane), lock_(lane.mutex_) {
     // Acquire: what a quick operation did before; it is taken from now on.
-    if (lane_.use_.exchange(Use::locked, std::memory_order_acq_rel) == Use::quick)
+    if (lane_.use_.exchange(Use::by_mutex, std::memory_order_acq_rel) == Use::quick)
       lane_.taken_ = true;
   }
   ~Lock() {
@@ -126,7 +126,7 @@ bool Lane::try_run(const Entry& entry, Milliseconds timeout) {
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   struct Release {
     Lane& lane;
-    ~Release() { lane.release_quickly(); }
+    ~Release() { lane.release_inline(); }
   } release{*this};
   const RunningMark mark(this);
   executor_.execute(entry, timeout);
@@ -218,10 +218,11 @@ void Lane::call_driver_if_needed() {
 bool Lane::try_take_quickly() {
   Use expected = Use::idle;
   return use_.compare_exchange_strong(expected, Use::quick,
-                                      std::memory_order_acquire);  // pairs with release_quickly()
+                                      std::memory_order_acquire);  // pairs with release_inline()
 }
 
-void Lane::release_quickly() {
+/// After try_take_quickly() or try_take_idle().
+void Lane::release_inline() {
   Use expected = Use::quick;
   if (!use_.compare_exchange_strong(expected, Use::idle, std::memory_order_release))
     release(/*stays=*/false);  // somebody has come meanwhile

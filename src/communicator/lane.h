@@ -103,7 +103,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// The mutex, and the end of what takes no lock. All of this class but try_run() locks with it.
   class Lock;
   bool try_take_quickly();
-  void release_quickly();
+  void release_inline();
   bool try_take_idle();
   WorkPtr try_take_next(Deadline latest);
   void require_open() const;
@@ -122,9 +122,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::atomic<std::uint32_t> issued_{0};
 
   /// A synchronous operation of a lane that does nothing else takes no lock: it turns `idle` into
-  /// `quick` and back. Whoever else comes locks the mutex and turns the word into `locked`, which
+  /// `quick` and back. Whoever else comes locks the mutex and turns the word into `by_mutex`, which
   /// it stays until the lane is idle again.
-  enum class Use : std::uint8_t { idle, quick, locked };
+  enum class Use : std::uint8_t { idle, quick, by_mutex };
   std::atomic<Use> use_{Use::idle};
   std::mutex mutex_;  // guards what follows
   bool closed_ = false;

@@ -120,6 +120,7 @@ class P2p::Waiting {
     innermost_wait = outer_;
     engine_.last_attended_.store(Clock::now(), std::memory_order_relaxed);
     engine_.waiters_.fetch_sub(1, std::memory_order_release);  // pairs with is_attended()
+    if (engine_.has_outstanding()) engine_.progress_.kick();   // nobody attends to it any more
     if (callbacks_) callbacks_();
   }
   Waiting(const Waiting&) = delete;

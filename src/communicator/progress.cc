@@ -15,8 +15,7 @@ namespace tccl {
 namespace {
 
 constexpr auto kNap = std::chrono::milliseconds(1);
-/// While all that is under way has a thread that waits for it: a rank that does nothing but wait
-/// for a message must not cost a core's attention twice.
+/// Nothing has happened for a while and all that is under way has a thread that waits for it.
 constexpr auto kAttendedNap = std::chrono::milliseconds(8);
 /// After something moved, more is likely to follow at once.
 constexpr auto kStayAwake = std::chrono::microseconds(200);
@@ -45,6 +44,7 @@ struct Progress::State {
   void run() {
     Clock::time_point last_moved;
     Clock::time_point last_busy;
+    Clock::time_point last_kicked;
     std::uint32_t last_seen = 0;
     while (!stopping.load(std::memory_order_acquire)) {
       const std::uint32_t seen = knocks->load(std::memory_order_acquire);
@@ -54,19 +54,33 @@ struct Progress::State {
       const bool busy = look_at(knocked, &moved, &attended);
       const auto now = Clock::now();
       if (moved) last_moved = now;
+      if (knocked) last_kicked = now;
       if (busy) last_busy = now;
       if (now - last_moved < kStayAwake) {
         sched_yield();
-      } else if (now - last_busy < kStayAlert) {
-        futex_wait(*knocks, seen, busy && attended ? kAttendedNap : kNap, FutexScope::shared);
+      } else if (busy && (!attended || now - last_kicked < kStayAlert)) {
+        futex_wait(*knocks, seen, kNap, FutexScope::shared);
+      } else if (!busy && now - last_busy < kStayAlert) {
+        futex_wait(*knocks, seen, kNap, FutexScope::shared);
       } else {
-        fast_asleep.store(true, std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // announce, then look once more
-        if (!look_at(/*everyone=*/false, &moved, &attended))
-          futex_wait(*knocks, seen, kLongSleep, FutexScope::shared);
-        fast_asleep.store(false, std::memory_order_relaxed);
+        sleep_fast(seen);
       }
     }
+  }
+
+  /// Until kicked, or as long as nothing can go wrong meanwhile.
+  void sleep_fast(std::uint32_t seen) {
+    fast_asleep.store(true, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // announce, then look once more
+    bool moved = false;
+    bool attended = true;
+    const bool busy = look_at(/*everyone=*/false, &moved, &attended);
+    if (!busy) {
+      futex_wait(*knocks, seen, kLongSleep, FutexScope::shared);
+    } else if (attended) {
+      futex_wait(*knocks, seen, kAttendedNap, FutexScope::shared);
+    }
+    fast_asleep.store(false, std::memory_order_relaxed);
   }
 
   /// At all engines that have something under way, or at everyone's. Returns whether anything is

@@ -67,24 +67,28 @@ class Validator {
   }
 
  private:
-  void require(bool good, const std::string& problem) const {
-    if (!good)
-      throw Error(
-          Errc::invalid_argument,
-          formatted("{} on rank {} of group {}: {}", name_of(o_.op), rank_, group_, problem),
-          {rank_});
+  /// The message is made only if it is needed: this runs before every operation.
+  template <class... Args>
+  void require(bool good, fmt::format_string<const Args&...> problem, const Args&... args) const {
+    if (!good) refuse(formatted(problem, args...));
+  }
+
+  [[noreturn]] void refuse(const std::string& problem) const {
+    throw Error(Errc::invalid_argument,
+                formatted("{} on rank {} of group {}: {}", name_of(o_.op), rank_, group_, problem),
+                {rank_});
   }
 
   void check_reduction() const {
-    require(supports(o_.dtype, o_.reduction.op),
-            formatted("{} means nothing for {}", name_of(o_.reduction.op), name_of(o_.dtype)));
+    require(supports(o_.dtype, o_.reduction.op), "{} means nothing for {}",
+            name_of(o_.reduction.op), name_of(o_.dtype));
   }
 
   void check_root() const {
     if (o_.op == Op::recv && o_.root == kAnySource) return;
     if (!has_root(o_.op) && !is_point_to_point(o_.op)) return;
-    require(o_.root >= 0 && o_.root < size_,
-            formatted("unexpected rank {}; the group has {} ranks", o_.root, size_));
+    require(o_.root >= 0 && o_.root < size_, "unexpected rank {}; the group has {} ranks", o_.root,
+            size_);
   }
 
   /// Steps are counted in 32 bits; the smallest step of any algorithm moves chunk / size bytes.
@@ -96,7 +100,7 @@ class Validator {
     const std::size_t step =
         std::max<std::size_t>(1, chunk_bytes_ / static_cast<std::size_t>(size_));
     require(largest / step < (std::size_t{1} << 31) / size_of(o_.dtype),
-            formatted("{} elements are too many for CCL_CHUNK_BYTES={}", largest, chunk_bytes_));
+            "{} elements are too many for CCL_CHUNK_BYTES={}", largest, chunk_bytes_);
   }
 
   void check_in() const { require(o_.count == 0 || o_.in != nullptr, "input is null"); }
@@ -104,11 +108,10 @@ class Validator {
 
   template <class Blocks>
   void check_blocks(const char* what, const Blocks& blocks) const {
-    require(blocks.size() == static_cast<std::size_t>(size_),
-            formatted("{} has {} blocks for {} ranks", what, blocks.size(), size_));
+    require(blocks.size() == static_cast<std::size_t>(size_), "{} has {} blocks for {} ranks", what,
+            blocks.size(), size_);
     for (std::size_t i = 0; i < blocks.size(); ++i)
-      require(blocks[i].count == 0 || blocks[i].data != nullptr,
-              formatted("{} block {} is null", what, i));
+      require(blocks[i].count == 0 || blocks[i].data != nullptr, "{} block {} is null", what, i);
   }
 
   const Operation& o_;

@@ -134,6 +134,14 @@ TEST(AlgorithmTable, SettingsOverride) {
   EXPECT_EQ(chosen(Op::reduce, 1 << 20), "pipelined");
 }
 
+TEST(AlgorithmTable, TheLastRuleThatFitsIsFollowed) {
+  Settings settings;
+  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "pipelined;direct:0-4096";
+  const AlgorithmTable table(settings);
+  EXPECT_STREQ(table.choose(Op::allreduce, 4096, 2, DType::float32).name, "direct");
+  EXPECT_STREQ(table.choose(Op::allreduce, 4097, 2, DType::float32).name, "pipelined");
+}
+
 TEST(AlgorithmTable, BadRulesAreRefused) {
   for (const char* rule : {"ring", "direct:7", "direct:a-b", "direct:1-2x"}) {
     Settings settings;

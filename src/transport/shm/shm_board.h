@@ -33,7 +33,7 @@ class ShmBoard final : public Board {
   [[nodiscard]] double factor(int rank) const override;
 
   /// Brackets one operation. `call` needs no sequence number and no chain yet. Without a deadline
-  /// it is `timeout` after the first time that this rank has to wait for longer.
+  /// it is `timeout` after the first time that this rank has to sleep.
   void begin(const OpRecord& call, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
   void end() noexcept;

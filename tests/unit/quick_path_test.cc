@@ -1,0 +1,171 @@
+// What a small synchronous operation does not do: allocate, lock, or call the kernel.
+//
+// This program has its own operator new, pthread_mutex_lock, syscall and sched_yield, which count
+// and then do what the real ones do. Under a sanitizer, which has its own as well, it counts
+// allocations only.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdarg>
+#include <cstdlib>
+#include <filesystem>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "tccl/tccl.h"
+
+namespace {
+
+struct Counts {
+  long allocations = 0;
+  long locks = 0;
+  long kernel_calls = 0;
+};
+thread_local Counts counts;
+
+template <class Function>
+Function* real(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  ++counts.allocations;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+extern "C" {
+
+int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
+  static auto* const lock = real<int(pthread_mutex_t*)>("pthread_mutex_lock");
+  ++counts.locks;
+  return lock(mutex);
+}
+
+int sched_yield() noexcept {
+  static auto* const yield = real<int()>("sched_yield");
+  ++counts.kernel_calls;
+  return yield();
+}
+
+long syscall(long number, ...) noexcept {
+  static auto* const call = real<long(long, ...)>("syscall");
+  ++counts.kernel_calls;
+  va_list list;
+  va_start(list, number);
+  std::array<long, 6> arguments{};
+  for (long& argument : arguments) argument = va_arg(list, long);
+  va_end(list);
+  return call(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],
+              arguments[5]);
+}
+
+}  // extern "C"
+#endif
+
+namespace tccl {
+namespace {
+
+constexpr int kRepetitions = 300;
+
+/// On each of two ranks, the least of each count over many repetitions: a rank that has to wait for
+/// the other yields or sleeps now and then.
+std::array<Counts, 2> least_counts(Operation (&make)(std::array<float, 64>& in,
+                                                     std::array<float, 64>& out)) {
+  char name[] = "/tmp/tccl-quick-XXXXXX";
+  const std::filesystem::path directory = ::mkdtemp(name);
+  std::array<Counts, 2> least;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.emplace_back([&, rank] {
+      const auto context = Context::create();
+      const auto store = file_store((directory / "store").string());
+      const auto comm = Communicator::create(context, *store, rank, 2, {});
+      std::array<float, 64> in{};
+      std::array<float, 64> out{};
+      const Operation operation = make(in, out);
+      comm->run(operation);
+      Counts& own = least[static_cast<std::size_t>(rank)];
+      own = {1000, 1000, 1000};
+      for (int i = 0; i < kRepetitions; ++i) {
+        counts = {};
+        comm->run(operation);
+        own.allocations = std::min(own.allocations, counts.allocations);
+        own.locks = std::min(own.locks, counts.locks);
+        own.kernel_calls = std::min(own.kernel_calls, counts.kernel_calls);
+      }
+      comm->close();
+      context->close();
+    });
+  for (std::thread& thread : ranks) thread.join();
+  std::filesystem::remove_all(directory);
+  return least;
+}
+
+using Buffer = std::array<float, 64>;
+Operation make_barrier(Buffer&, Buffer&) { return barrier(); }
+Operation make_allreduce(Buffer& in, Buffer&) {
+  return allreduce(in.data(), in.data(), 2, DType::float32, {ReduceOp::sum});
+}
+Operation make_large_allreduce(Buffer& in, Buffer&) {
+  return allreduce(in.data(), in.data(), 64, DType::float32, {ReduceOp::sum});
+}
+Operation make_broadcast(Buffer& in, Buffer&) { return broadcast(in.data(), 2, DType::float32, 0); }
+Operation make_allgather(Buffer& in, Buffer& out) {
+  return allgather(in.data(), out.data(), 2, DType::float32);
+}
+Operation make_alltoall(Buffer& in, Buffer& out) {
+  return alltoall(in.data(), out.data(), 2, DType::float32);
+}
+Operation make_reduce_scatter(Buffer& in, Buffer& out) {
+  return reduce_scatter(in.data(), out.data(), 2, DType::float32, {ReduceOp::sum});
+}
+
+TEST(QuickPath, NeitherAllocatesNorLocksNorCallsTheKernel) {
+  struct {
+    const char* name;
+    Operation (&make)(Buffer&, Buffer&);
+  } const cases[] = {
+      {"barrier", make_barrier},
+      {"allreduce", make_allreduce},
+      {"allreduce of 256 bytes", make_large_allreduce},
+      {"broadcast", make_broadcast},
+      {"allgather", make_allgather},
+      {"alltoall", make_alltoall},
+      {"reduce_scatter", make_reduce_scatter},
+  };
+  for (const auto& c : cases)
+    for (const Counts& least : least_counts(c.make)) {
+      EXPECT_EQ(least.allocations, 0) << c.name;
+      EXPECT_EQ(least.locks, 0) << c.name;
+      EXPECT_EQ(least.kernel_calls, 0) << c.name;
+    }
+}
+
+TEST(QuickPath, TheCountersCount) {
+  counts = {};
+  ::operator delete(::operator new(1));
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  ::pthread_mutex_lock(&mutex);
+  ::pthread_mutex_unlock(&mutex);
+  ::sched_yield();
+  EXPECT_EQ(counts.allocations, 1);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  EXPECT_EQ(counts.locks, 1);
+  EXPECT_EQ(counts.kernel_calls, 1);
+#endif
+}
+
+}  // namespace
+}  // namespace tccl

@@ -56,11 +56,11 @@ struct Progress::State {
       if (moved) last_moved = now;
       if (knocked) last_kicked = now;
       if (busy) last_busy = now;
+      const bool alert =
+          busy ? !attended || now - last_kicked < kStayAlert : now - last_busy < kStayAlert;
       if (now - last_moved < kStayAwake) {
         sched_yield();
-      } else if (busy && (!attended || now - last_kicked < kStayAlert)) {
-        futex_wait(*knocks, seen, kNap, FutexScope::shared);
-      } else if (!busy && now - last_busy < kStayAlert) {
+      } else if (alert) {
         futex_wait(*knocks, seen, kNap, FutexScope::shared);
       } else {
         sleep_fast(seen);

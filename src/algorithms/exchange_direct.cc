@@ -110,9 +110,8 @@ void copy_own(const Board& board, const Call& call) {
 }
 
 /// All that lies behind the first `begin` bytes of what each pair exchanges, `largest` at most.
-void exchange(Board& board, const Call& call, std::size_t largest, std::size_t begin,
-              std::uint32_t first_step) {
-  const Places places(board, call);
+void exchange(Board& board, const Call& call, const Places& places, std::size_t largest,
+              std::size_t begin, std::uint32_t first_step) {
   const std::size_t rest = std::max<std::size_t>(1, largest - begin);
   const std::size_t per_rank =
       std::min(rest, piece_size(rest * places.count(), board.area_bytes()) / places.count());
@@ -140,7 +139,7 @@ std::size_t check_sizes(const Board& board, std::span<const SizePair* const> siz
 }
 
 void exchange_equal(Board& board, const Call& call) {
-  exchange(board, call, call.bytes(), 0, 0);
+  exchange(board, call, Places(board, call), call.bytes(), 0, 0);
   copy_own(board, call);
 }
 
@@ -160,7 +159,7 @@ void exchange_uneven(Board& board, const Call& call) {
   for (int from = 0; from < board.size(); ++from)
     if (from != board.rank())
       copy_out(board, call, places, from, board.await(from, 0).result, 0, first_piece);
-  if (largest > first_piece) exchange(board, call, largest, first_piece, 1);
+  if (largest > first_piece) exchange(board, call, places, largest, first_piece, 1);
   copy_own(board, call);
 }
 

@@ -20,13 +20,13 @@ constexpr Algorithm kAlgorithms[] = {
      reduce_scatter_direct},
     {Op::alltoall, "direct", "each step carries a piece for every rank", alltoall_direct},
     {Op::allgatherv, "direct", "as allgather, with a size per rank", allgather_direct},
-    {Op::gatherv, "direct", "sizes are exchanged and checked first, then as gather",
+    {Op::gatherv, "direct", "sizes go with the first piece and are checked, else as gather",
      gatherv_direct},
-    {Op::scatterv, "direct", "sizes are exchanged and checked first, then as scatter",
+    {Op::scatterv, "direct", "sizes go with the first piece and are checked, else as scatter",
      scatterv_direct},
     {Op::reduce_scatterv, "direct", "as reduce_scatter, with a size per rank",
      reduce_scatter_direct},
-    {Op::alltoallv, "direct", "sizes are exchanged and checked first, then as alltoall",
+    {Op::alltoallv, "direct", "sizes go with the first piece and are checked, else as alltoall",
      alltoallv_direct},
 };
 

@@ -5,13 +5,12 @@
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tccl/tccl.h"
+#include "thread_ranks.h"
 
 namespace faults {
 namespace {
@@ -19,27 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 using tccl::DType;
 using tccl::ReduceOp;
-using Comm = std::shared_ptr<tccl::Communicator>;
 using Work = std::shared_ptr<tccl::Work>;
-
-/// Each thread has a context of its own, as a process would.
-void run_threads(int size, const std::function<void(int rank, const Comm& comm)>& body) {
-  char name[] = "/tmp/tccl-threads-XXXXXX";
-  const std::filesystem::path directory = ::mkdtemp(name);
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < size; ++rank)
-    ranks.emplace_back([&, rank] {
-      const auto context = tccl::Context::create();
-      const auto store = tccl::file_store((directory / "store").string());
-      const Comm comm = tccl::Communicator::create(context, *store, rank, size,
-                                                   {.name = "threads", .timeout = 30s});
-      body(rank, comm);
-      comm->close();
-      context->close();
-    });
-  for (std::thread& thread : ranks) thread.join();
-  std::filesystem::remove_all(directory);
-}
 
 tccl::Operation sum(float* x) { return tccl::allreduce(x, x, 1, DType::float32, ReduceOp::sum); }
 

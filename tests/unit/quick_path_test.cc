@@ -7,18 +7,15 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdarg>
 #include <cstdlib>
-#include <filesystem>
 #include <new>
-#include <thread>
-#include <vector>
 
 #include "tccl/tccl.h"
+#include "thread_ranks.h"
 
 namespace {
 
@@ -83,33 +80,22 @@ constexpr int kRepetitions = 300;
 /// the other yields or sleeps now and then.
 std::array<Counts, 2> least_counts(Operation (&make)(std::array<float, 64>& in,
                                                      std::array<float, 64>& out)) {
-  char name[] = "/tmp/tccl-quick-XXXXXX";
-  const std::filesystem::path directory = ::mkdtemp(name);
   std::array<Counts, 2> least;
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < 2; ++rank)
-    ranks.emplace_back([&, rank] {
-      const auto context = Context::create();
-      const auto store = file_store((directory / "store").string());
-      const auto comm = Communicator::create(context, *store, rank, 2, {});
-      std::array<float, 64> in{};
-      std::array<float, 64> out{};
-      const Operation operation = make(in, out);
+  run_threads(2, [&](int rank, const Comm& comm) {
+    std::array<float, 64> in{};
+    std::array<float, 64> out{};
+    const Operation operation = make(in, out);
+    comm->run(operation);
+    Counts& own = least[static_cast<std::size_t>(rank)];
+    own = {1000, 1000, 1000};
+    for (int i = 0; i < kRepetitions; ++i) {
+      counts = {};
       comm->run(operation);
-      Counts& own = least[static_cast<std::size_t>(rank)];
-      own = {1000, 1000, 1000};
-      for (int i = 0; i < kRepetitions; ++i) {
-        counts = {};
-        comm->run(operation);
-        own.allocations = std::min(own.allocations, counts.allocations);
-        own.locks = std::min(own.locks, counts.locks);
-        own.kernel_calls = std::min(own.kernel_calls, counts.kernel_calls);
-      }
-      comm->close();
-      context->close();
-    });
-  for (std::thread& thread : ranks) thread.join();
-  std::filesystem::remove_all(directory);
+      own.allocations = std::min(own.allocations, counts.allocations);
+      own.locks = std::min(own.locks, counts.locks);
+      own.kernel_calls = std::min(own.kernel_calls, counts.kernel_calls);
+    }
+  });
   return least;
 }
 

@@ -10,10 +10,11 @@ start     init_process_group and the first barrier, in fresh processes, with one
 import statistics
 from pathlib import Path
 
+from torch_ccl.cli.bench import write_json
 from torch_ccl.cli.footprint_ranks import Beginner, Holder, Waiter
 from torch_ccl.cli.processes import processes
 from torch_ccl.cli.timing import Case, running_ranks
-from torch_ccl.cli.verdicts import Others, judged, print_verdicts, write_figures
+from torch_ccl.cli.verdicts import Others, judged, print_verdicts
 
 WAIT_S = 10.0
 
@@ -102,4 +103,6 @@ def bench_footprint(alternations: int, json_file: Path | None) -> None:
             bar.update(task, description=measure.__name__)
             rows += measure(alternations, lambda: bar.advance(task))
     print_verdicts("footprint", rows, others)
-    write_figures(json_file, alternations, others, rows=rows)
+    if json_file:
+        busy = others.cores()
+        write_json(json_file, rows, alternations=alternations, cores_busy_elsewhere=busy)

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 import typer
 
-from torch_ccl.cli.bench import quartiles
+from torch_ccl.cli.bench import quartiles, write_json
 from torch_ccl.cli.decoder import Decoder, Shape, cut_by_dtensor, cut_by_hand, leave, whole_decoder
 from torch_ccl.cli.processes import Place, Processes, processes
 from torch_ccl.cli.training import Task, Trainer
-from torch_ccl.cli.verdicts import Others, judged, print_verdicts, write_figures
+from torch_ccl.cli.verdicts import Others, judged, print_verdicts
 
 BACKENDS = ("ccl", "gloo")
 THREADS = {"1 thread": 1, "2 threads": 2}
@@ -209,4 +209,8 @@ def bench_programs(names: list[str], alternations: int, json_file: Path | None) 
             verdicts += judgements
     print_speeds(rows)
     print_verdicts("programs", verdicts, others)
-    write_figures(json_file, alternations, others, rows=rows, verdicts=verdicts)
+    if json_file:
+        busy = others.cores()
+        write_json(
+            json_file, rows, alternations=alternations, cores_busy_elsewhere=busy, verdicts=verdicts
+        )

@@ -1,15 +1,14 @@
-"""Goals and whether they are reached, as a table and in the file of figures.
+"""Goals and whether they are reached, as rows and as a table.
 
 A goal counts when the worse quartile of what was measured reaches it.
 """
 
-import json
 import os
 import resource
 import time
 from pathlib import Path
 
-from torch_ccl.cli.bench import commit, cpu_model, quartiles
+from torch_ccl.cli.bench import quartiles
 
 
 class Others:
@@ -78,16 +77,3 @@ def print_verdicts(title: str, rows: list[dict], others: Others) -> None:
             goal = f"{'reached' if row['reached'] else 'MISSED'} {row['goal']}"
         table.add_row(row["what"], figures, goal)
     Console(width=150).print(table)
-
-
-def write_figures(
-    path: Path | None, alternations: int, others: Others, **figures: list[dict]
-) -> None:
-    if path:
-        facts = {
-            "cpu": cpu_model(),
-            "commit": commit(),
-            "alternations": alternations,
-            "cores_busy_elsewhere": others.cores(),
-        }
-        path.write_text(json.dumps({**facts, **figures}, indent=1))

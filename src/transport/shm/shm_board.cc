@@ -88,13 +88,12 @@ void ShmBoard::wait_for(int peer, Step step) {
   const auto arrived = [&] {
     return reached(theirs.position.load(std::memory_order_acquire), target);  // pairs with post()
   };
-  if (!wait_briefly(arrived, patience_) && !wait_long(peer, target, theirs.position))
-    throw explain(peer, target);
+  if (!wait_briefly(arrived, patience_) && !wait_long(peer, arrived)) throw explain(peer, target);
   if (theirs.chain != mine.chain) throw_disagreement(peer, common_sequence(peer));
   view.arrived = step + 1;
 }
 
-bool ShmBoard::wait_long(int peer, Position target, const std::atomic<Position>& position) {
+bool ShmBoard::wait_long(int peer, FunctionRef<bool()> arrived) {
   if (!deadline_) deadline_ = deadline_after(timeout_);
   for (View& view : views_) view.heartbeat_changed = {};
   LaneBell& bell = group_.mine().lane_bell;
@@ -103,9 +102,7 @@ bool ShmBoard::wait_long(int peer, Position target, const std::atomic<Position>&
     LaneBell& bell;
     ~NoLonger() { bell.awaits.store(0, std::memory_order_relaxed); }
   } no_longer{bell};
-  return sleep_until(
-      bell, [&] { return reached(position.load(std::memory_order_acquire), target); },
-      [&] { return must_give_up(peer); });
+  return sleep_until(bell, arrived, [&] { return must_give_up(peer); });
 }
 
 bool ShmBoard::must_give_up(int peer) {

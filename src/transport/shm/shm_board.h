@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/function_ref.h"
 #include "transport/board.h"
 #include "transport/shm/group.h"
 
@@ -56,7 +57,7 @@ class ShmBoard final : public Board {
     return group_.region(rank).steps[step % kSlots];
   }
   void wait_for(int peer, Step step);
-  bool wait_long(int peer, Position target, const std::atomic<Position>& position);
+  bool wait_long(int peer, FunctionRef<bool()> arrived);
   bool must_give_up(int peer);
   void compare_logs(int peer);
   [[nodiscard]] std::uint32_t common_sequence(int peer) const;

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "kernels/copy.h"
+
 namespace tccl {
 namespace {
 
@@ -13,7 +15,7 @@ constexpr std::size_t kMostSourcesToSplit = 64;
 void Call::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
   if (to == from) return;
   const auto copy_part = [=](std::size_t begin, std::size_t count) {
-    std::memcpy(to + begin, from + begin, count);
+    kernels::copy(to + begin, from + begin, count);
   };
   workers_.split(bytes, kSplitBytes, copy_part, this->bytes());
 }

@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "communicator/progress.h"
+#include "kernels/copy.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -226,8 +227,8 @@ void P2p::take_cell(int source, const shm::CellHeader& header, const std::byte* 
       const auto found = incoming_[peer].granted.find(header.message);
       if (found == incoming_[peer].granted.end()) return;  // cancelled meanwhile
       const WorkPtr receive = found->second;
-      std::memcpy(static_cast<std::byte*>(receive->operation_.out) + receive->moved_bytes_, payload,
-                  header.payload_bytes);
+      kernels::copy(static_cast<std::byte*>(receive->operation_.out) + receive->moved_bytes_,
+                    payload, header.payload_bytes);
       receive->moved_bytes_ += header.payload_bytes;
       if (receive->moved_bytes_ < receive->operation_.count) return;
       incoming_[peer].granted.erase(found);
@@ -279,7 +280,7 @@ void P2p::deliver_eager(const WorkPtr& receive, int source, const std::byte* pay
   group_.line(group_.rank(), source)
       .eager_matched.fetch_add(charge(bytes), std::memory_order_relaxed);
   if (!size_agrees(receive, source, bytes)) return;
-  if (bytes != 0) std::memcpy(receive->operation_.out, payload, bytes);
+  kernels::copy(receive->operation_.out, payload, bytes);
   finish(receive, nullptr);
 }
 
@@ -382,7 +383,7 @@ void P2p::open_channel(int destination, Outgoing& to) {
 void P2p::post_cell(Outgoing& to, const shm::CellHeader& header, const void* payload) {
   std::byte* cell = to.channel->cell(to.posted, eager_bytes_);
   std::memcpy(cell, &header, sizeof header);
-  if (payload != nullptr) std::memcpy(cell + sizeof header, payload, header.payload_bytes);
+  kernels::copy(cell + sizeof header, payload, header.payload_bytes);
   to.channel->posted.store(++to.posted, std::memory_order_release);  // pairs with take_cells
 }
 

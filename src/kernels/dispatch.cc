@@ -2,6 +2,9 @@
 #include <xmmintrin.h>
 #endif
 
+#include <cstring>
+
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 #include "kernels/variants.h"
 
@@ -38,6 +41,16 @@ void reduce(void* destination, std::span<const void* const> sources, std::size_t
   const DefaultRounding rounding;
   best_variant().reduce({destination, second_destination, sources.data(), sources.size(), count,
                          factors.data(), dtype, op});
+}
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  constexpr std::size_t kByLibrary = 2048;  // up to here the C library uses vectors as well
+  if (bytes <= kByLibrary) {
+    if (bytes != 0) std::memcpy(to, from, bytes);
+    return;
+  }
+  best_variant().copy(static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from),
+                      bytes);
 }
 
 }  // namespace tccl::kernels

@@ -10,6 +10,10 @@ void reduce_baseline(const Job& job);
 void reduce_avx2(const Job& job);
 void reduce_avx512(const Job& job);
 void reduce_avx512_bf16(const Job& job);
+void copy_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void copy_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
 
 namespace {
 
@@ -29,11 +33,11 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 #endif
 
 constexpr Variant kVariants[] = {
-    {"baseline", always, reduce_baseline},
+    {"baseline", always, reduce_baseline, copy_baseline},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, reduce_avx2},
-    {"avx512", has_avx512, reduce_avx512},
-    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16},
+    {"avx2", has_avx2, reduce_avx2, copy_avx2},
+    {"avx512", has_avx512, reduce_avx512, copy_avx512},
+    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16},
 #endif
 };
 

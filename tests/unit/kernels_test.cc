@@ -838,6 +838,26 @@ TEST(Conversion, NanIsOneCodeOfEachFormat) {
   EXPECT_EQ(kernels::Float8E5m2fnuz::encode(-nan), 0x80);
 }
 
+// ---- Copies ----
+
+TEST(Copy, MovesEveryByteAndNoOtherAtAnyAddress) {
+  constexpr std::size_t kMost = 5000;
+  Bytes from(kMost + 64);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7 + 1);
+  for (const kernels::Variant& variant : kernels::variants()) {
+    if (!variant.usable()) continue;
+    for (const std::size_t bytes : {0, 1, 15, 63, 64, 65, 255, 256, 257, 1023, 2049, 4096, 5000})
+      for (const std::size_t offset : {0, 1, 8, 16, 63}) {
+        Bytes to(kMost + 128, 0xee);
+        variant.copy(to.data() + offset, from.data() + offset / 2, bytes);
+        Bytes expected(to.size(), 0xee);
+        std::copy_n(from.begin() + static_cast<long>(offset / 2), bytes,
+                    expected.begin() + static_cast<long>(offset));
+        EXPECT_EQ(to, expected) << variant.name << ", " << bytes << " bytes at " << offset;
+      }
+  }
+}
+
 // ---- The tables of types ----
 
 TEST(Types, HaveTorchsNamesAndSizes) {

@@ -37,6 +37,13 @@ class TCCL_API Context {
   static std::shared_ptr<Context> create(Options options);
   virtual ~Context();
 
+  /// Memory that the other ranks of this host can reach: collectives on it copy less (see
+  /// docs/zero-copy.md). Page-aligned, its contents undefined; may outlive the context. If a
+  /// collective on it fails, ranks that are late cannot change it any more, unless they are threads
+  /// of this process. A forked child shares it with its parent. Throws Error{system} if there is no
+  /// room.
+  virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
+
   /// Says goodbye to all peers and joins all threads. Communicators still open are aborted.
   virtual void close() noexcept = 0;
 };

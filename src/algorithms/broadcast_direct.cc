@@ -1,6 +1,7 @@
 // The root posts piece after piece; the others copy them out. The root does not wait for anyone
-// until its slots are used up.
+// until its slots are used up, unless they read from its tensor.
 #include "algorithms/patterns.h"
+#include "algorithms/publish.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
@@ -12,10 +13,10 @@ void broadcast_direct(Board& board, const Call& call) {
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Range piece = tccl::piece(call.bytes(), per_step, step);
     const Board::Slot slot = board.open_step();
-    if (is_root) call.copy(slot.input_of(piece.count), call.in() + piece.begin, piece.count);
+    if (is_root) publish(board, call, slot, call.in() + piece.begin, piece.count);
     board.post();
     if (!is_root)
-      call.copy(call.out() + piece.begin, board.await(call.root(), step).input_of(piece.count),
+      call.copy(call.out() + piece.begin, published(board, call.root(), step, piece.count),
                 piece.count);
   }
 }

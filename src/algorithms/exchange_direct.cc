@@ -5,8 +5,10 @@
 // then knows the whole matrix, finds the same disagreements and computes the same number of steps.
 
 #include "algorithms/patterns.h"
+#include "algorithms/publish.h"
 #include "algorithms/registry.h"
 #include "base/format.h"
+#include "base/function_ref.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -109,20 +111,60 @@ void copy_own(const Board& board, const Call& call) {
   if (!from.empty()) call.copy(incoming(call, board.rank()).data(), from.data(), from.size());
 }
 
+/// All that this rank sends, if it lies in one piece of memory and nothing that comes in overwrites
+/// it; else nothing.
+std::span<const std::byte> lendable(const Board& board, const Call& call) {
+  std::span<const std::byte> all;
+  for (int to = 0; to < board.size(); ++to) {
+    if (!takes_part(call, board.rank(), to)) continue;
+    const auto data = outgoing(call, to);
+    if (data.empty()) continue;
+    if (!all.empty() && all.data() + all.size() != data.data()) return {};
+    all = {all.empty() ? data.data() : all.data(), all.size() + data.size()};
+  }
+  for (int from = 0; from < board.size(); ++from)
+    if (takes_part(call, from, board.rank()) && !disjoint(incoming(call, from), all)) return {};
+  return all;
+}
+
+bool lend_to_readers(Board& board, const Call& call, const Board::Slot& slot,
+                     std::span<const std::byte> own) {
+  const Op op = call.operation().op;
+  const bool gathers = op == Op::gather || op == Op::gatherv;
+  if (!own.empty())
+    return lend(board, slot, own.data(), own.size(), gathers ? call.root() : Board::kEveryone);
+  lend_nothing(slot);
+  return false;
+}
+
 /// All that lies behind the first `begin` bytes of what each pair exchanges, `largest` at most.
+/// `before_mine(rank)`: how many bytes that rank sends to the ranks before this one.
 void exchange(Board& board, const Call& call, const Places& places, std::size_t largest,
-              std::size_t begin, std::uint32_t first_step) {
+              std::size_t begin, std::uint32_t first_step,
+              FunctionRef<std::size_t(int)> before_mine) {
+  const std::span<const std::byte> own = lendable(board, call);
   const std::size_t rest = std::max<std::size_t>(1, largest - begin);
   const std::size_t per_rank =
       std::min(rest, piece_size(rest * places.count(), board.area_bytes()) / places.count());
   const std::size_t step_bytes = per_rank * places.count();
+  const bool in_line = step_bytes <= Board::kLineBytes;
   for (std::uint32_t step = 0; step < steps_for(rest, per_rank); ++step, begin += per_rank) {
-    copy_in(board, call, places, board.open_step().input_of(step_bytes), begin, per_rank);
+    const Board::Slot slot = board.open_step();
+    if (in_line || !lend_to_readers(board, call, slot, own))
+      copy_in(board, call, places, slot.input_of(step_bytes), begin, per_rank);
     board.post();
-    for (int from = 0; from < board.size(); ++from)
-      if (from != board.rank() && takes_part(call, from, board.rank()))
-        copy_out(board, call, places, from,
-                 board.await(from, first_step + step).input_of(step_bytes), begin, per_rank);
+    for (int from = 0; from < board.size(); ++from) {
+      if (from == board.rank() || !takes_part(call, from, board.rank())) continue;
+      const Board::PeerSlot theirs = board.await(from, first_step + step);
+      const std::byte* lent = in_line ? nullptr : borrow(board, from, theirs);
+      const auto data = incoming(call, from);
+      const Range in = part_behind(data.size(), begin, per_rank);
+      call.copy(data.data() + in.begin,
+                lent != nullptr
+                    ? lent + before_mine(from) + in.begin
+                    : theirs.input_of(step_bytes) + places.offset(board.rank(), per_rank),
+                in.count);
+    }
   }
 }
 
@@ -138,8 +180,21 @@ std::size_t check_sizes(const Board& board, std::span<const SizePair* const> siz
   return largest;
 }
 
+/// How many bytes each rank sends to the ranks before this one.
+std::vector<std::size_t> bytes_before(const Board& board, std::span<const SizePair* const> sizes) {
+  std::vector<std::size_t> before;
+  for (const SizePair* of_rank : sizes) {
+    std::size_t bytes = 0;
+    for (int to = 0; to < board.rank(); ++to) bytes += of_rank[to].sent;
+    before.push_back(bytes);
+  }
+  return before;
+}
+
 void exchange_equal(Board& board, const Call& call) {
-  exchange(board, call, Places(board, call), call.bytes(), 0, 0);
+  const Places places(board, call);
+  exchange(board, call, places, call.bytes(), 0, 0,
+           [&](int /*from*/) { return places.offset(board.rank(), call.bytes()); });
   copy_own(board, call);
 }
 
@@ -156,10 +211,13 @@ void exchange_uneven(Board& board, const Call& call) {
     sizes[static_cast<std::size_t>(rank)] =
         rank == board.rank() ? own : reinterpret_cast<const SizePair*>(board.await(rank, 0).input);
   const std::size_t largest = check_sizes(board, sizes);
+  const std::vector<std::size_t> before_mine = bytes_before(board, sizes);
   for (int from = 0; from < board.size(); ++from)
     if (from != board.rank())
       copy_out(board, call, places, from, board.await(from, 0).result, 0, first_piece);
-  if (largest > first_piece) exchange(board, call, places, largest, first_piece, 1);
+  if (largest > first_piece)
+    exchange(board, call, places, largest, first_piece, 1,
+             [&](int from) { return before_mine[static_cast<std::size_t>(from)]; });
   copy_own(board, call);
 }
 

@@ -8,6 +8,7 @@
 //   step i:  copy in piece i | await step i-1 | reduce own slice of piece i-1 | post | copy out i-2
 //
 // The one wait of a step is for what the peers posted a whole step earlier.
+#include "algorithms/allreduce_shared.h"
 #include "algorithms/patterns.h"
 #include "algorithms/registry.h"
 
@@ -94,7 +95,9 @@ class Pipeline {
 
 }  // namespace
 
-void allreduce_pipelined(Board& board, const Call& call) { Pipeline(board, call, true).run(); }
+void allreduce_pipelined(Board& board, const Call& call) {
+  if (!allreduce_shared(board, call)) Pipeline(board, call, true).run();
+}
 
 void reduce_pipelined(Board& board, const Call& call) {
   Pipeline(board, call, board.rank() == call.root()).run();

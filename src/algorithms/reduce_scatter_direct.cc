@@ -1,6 +1,7 @@
 // Each step carries one piece of every rank's block; a rank reduces the pieces meant for it.
 // Blocks may differ in size.
 #include "algorithms/patterns.h"
+#include "algorithms/publish.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
@@ -21,6 +22,29 @@ std::size_t piece_bytes(const Board& board, const Call& call, std::size_t longes
   return std::min(longest, std::max<std::size_t>(1, elements) * call.element_bytes());
 }
 
+void copy_in(const Board& board, const Call& call, std::byte* slot, std::size_t per_rank,
+             std::uint32_t step) {
+  for (int rank = 0; rank < board.size(); ++rank) {
+    if (rank == board.rank()) continue;
+    const auto block = call.input_for(rank);
+    const Range piece = tccl::piece(block.size(), per_rank, step);
+    call.copy(slot + static_cast<std::size_t>(rank) * per_rank, block.data() + piece.begin,
+              piece.count);
+  }
+}
+
+std::size_t all_bytes(const Board& board, const Call& call) {
+  return call.bytes() * static_cast<std::size_t>(board.size());
+}
+
+/// Whether the input is one tensor (a list would need a place for each block) that the result does
+/// not overwrite, but for the block that only this rank reads.
+bool keeps_input(const Board& board, const Call& call) {
+  if (!call.operation().in_blocks.empty()) return false;
+  return call.out() == call.input_for(board.rank()).data() ||
+         disjoint({call.out(), call.bytes()}, {call.in(), all_bytes(board, call)});
+}
+
 }  // namespace
 
 void reduce_scatter_direct(Board& board, const Call& call) {
@@ -28,24 +52,32 @@ void reduce_scatter_direct(Board& board, const Call& call) {
   const std::size_t longest = longest_block(board, call);
   const std::size_t per_rank = piece_bytes(board, call, longest);
   const std::size_t step_bytes = per_rank * static_cast<std::size_t>(board.size());
-  const auto place = [&](int rank) { return static_cast<std::size_t>(rank) * per_rank; };
+  const bool in_line = step_bytes <= Board::kLineBytes;
+  const bool lendable = keeps_input(board, call);
 
   Sources sources(board.size());
   const std::uint32_t steps = steps_for(longest, per_rank);
   for (std::uint32_t step = 0; step < steps; ++step) {
-    std::byte* slot = board.open_step().input_of(step_bytes);
-    for (int rank = 0; rank < board.size(); ++rank) {
-      if (rank == self) continue;
-      const auto block = call.input_for(rank);
-      const Range piece = tccl::piece(block.size(), per_rank, step);
-      call.copy(slot + place(rank), block.data() + piece.begin, piece.count);
+    const Board::Slot slot = board.open_step();
+    const bool lent = lendable && !in_line && lend(board, slot, call.in(), all_bytes(board, call));
+    if (!lent) {
+      if (!in_line) lend_nothing(slot);
+      copy_in(board, call, slot.input_of(step_bytes), per_rank, step);
     }
     board.post();
     const auto own = call.input_for(self);
     const Range piece = tccl::piece(own.size(), per_rank, step);
-    for (int rank = 0; rank < board.size(); ++rank)
-      sources[rank] = rank == self ? own.data() + piece.begin
-                                   : board.await(rank, step).input_of(step_bytes) + place(self);
+    for (int rank = 0; rank < board.size(); ++rank) {
+      if (rank == self) {
+        sources[rank] = own.data() + piece.begin;
+        continue;
+      }
+      const Board::PeerSlot theirs = board.await(rank, step);
+      const std::byte* lender = in_line ? nullptr : borrow(board, rank, theirs);
+      const std::size_t index = static_cast<std::size_t>(self);
+      sources[rank] = lender != nullptr ? lender + own.size() * index + piece.begin
+                                        : theirs.input_of(step_bytes) + per_rank * index;
+    }
     call.reduce(board, call.out() + piece.begin, sources, piece.count);
   }
 }

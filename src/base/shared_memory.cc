@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -50,7 +51,7 @@ SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Digest& id)
   if (address == MAP_FAILED) throw_system_error("mmap(shared memory)");
   base_ = static_cast<std::byte*>(address);
   // Forked children (data-loader workers) neither keep the memory alive nor write to it.
-  ::madvise(address, bytes, MADV_DONTFORK);
+  inherit_in_child(0, bytes, false);
   ::madvise(address, bytes, MADV_DONTDUMP);
 }
 
@@ -83,6 +84,27 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const Fd& fd, std::size_t bytes
 void SharedMemory::discard(std::size_t offset, std::size_t bytes) noexcept {
   ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
               static_cast<off_t>(bytes));
+}
+
+void SharedMemory::inherit_in_child(std::size_t offset, std::size_t bytes, bool inherit) noexcept {
+  ::madvise(base_ + offset, bytes, inherit ? MADV_DOFORK : MADV_DONTFORK);
+}
+
+void SharedMemory::make_private(std::size_t offset, std::size_t bytes) {
+  void* copy = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) throw_system_error("mmap(private memory)");
+  std::memcpy(copy, base_ + offset, bytes);
+  if (::mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, base_ + offset) == MAP_FAILED) {
+    ::munmap(copy, bytes);
+    throw_system_error("mremap(private memory)");
+  }
+}
+
+void SharedMemory::make_shared(std::size_t offset, std::size_t bytes) noexcept {
+  ::mmap(base_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+         fd_.get(), static_cast<off_t>(offset));
+  inherit_in_child(offset, bytes, false);
+  ::madvise(base_ + offset, bytes, MADV_DONTDUMP);
 }
 
 }  // namespace tccl

@@ -33,6 +33,13 @@ class SharedMemory {
 
   /// Gives the pages of a range back; they read as zero afterwards.
   void discard(std::size_t offset, std::size_t bytes) noexcept;
+  /// Whether a forked child sees a range, then shared with its parent. At first it sees none.
+  void inherit_in_child(std::size_t offset, std::size_t bytes, bool inherit) noexcept;
+  /// Puts pages of this process alone, with the same contents, at the addresses of a range, while
+  /// other processes keep the pages that were there. Throws Error{system}.
+  void make_private(std::size_t offset, std::size_t bytes);
+  /// Puts the segment's own pages there again.
+  void make_shared(std::size_t offset, std::size_t bytes) noexcept;
   /// In a forked child: lets go of the descriptor. The mapping was not inherited.
   void drop_in_child() noexcept { fd_.reset(); }
 

@@ -99,7 +99,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
       size_(group->size()),
       group_(std::move(group)),
       board_(std::make_unique<shm::ShmBoard>(
-          *group_, [](std::uint8_t index) { return algorithm(index).name; },
+          *group_, context_->heap(), [](std::uint8_t index) { return algorithm(index).name; },
           context_->poll_interrupt(), context_->patience())),
       lane_(std::make_shared<Lane>(context_->drivers(), options_.name,
                                    static_cast<LaneExecutor&>(*this), context_->poll_interrupt())),
@@ -212,11 +212,14 @@ void CommunicatorImpl::execute_by(std::optional<Deadline> deadline, const Operat
     chosen.run(*board_, call);
     board_->end();
   } catch (const Error& error) {
-    throw group_->fail(error);
+    const Error reason = group_->fail(error);
+    board_->fail();
+    throw reason;
   } catch (...) {
     group_->fail(Error(Errc::aborted,
                        formatted("rank {} was interrupted in {}", rank_, board_->operation()),
                        {rank_}));
+    board_->fail();
     throw;
   }
 }

@@ -41,7 +41,8 @@ ContextImpl::ContextImpl(Options options)
       settings_(settings_from_environment()),
       algorithms_(settings_),
       cores_(cores_of_this_thread()),
-      arena_(std::make_unique<shm::Arena>()),
+      arena_(std::make_shared<shm::Arena>()),
+      heap_(std::make_shared<shm::Heap>(arena_)),
       self_(std::make_shared<Peer>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
       drivers_(std::make_unique<Drivers>()) {
@@ -56,6 +57,11 @@ ContextImpl::~ContextImpl() { close(); }
 
 LifeSign& ContextImpl::life() const {
   return *reinterpret_cast<LifeSign*>(arena_->memory()->base());
+}
+
+std::shared_ptr<void> ContextImpl::allocate(std::size_t bytes) {
+  require_usable();
+  return heap_->allocate(bytes);
 }
 
 void ContextImpl::close() noexcept {

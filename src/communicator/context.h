@@ -19,6 +19,7 @@
 #include "tccl/communicator.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/group.h"
+#include "transport/shm/heap.h"
 
 namespace tccl {
 
@@ -29,6 +30,7 @@ class ContextImpl final : public Context {
   explicit ContextImpl(Options options);
   ~ContextImpl() override;
 
+  std::shared_ptr<void> allocate(std::size_t bytes) override;
   void close() noexcept override;
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
@@ -37,6 +39,7 @@ class ContextImpl final : public Context {
     return options_.poll_interrupt;
   }
   [[nodiscard]] shm::Arena& arena() noexcept { return *arena_; }
+  [[nodiscard]] shm::Heap& heap() noexcept { return *heap_; }
   [[nodiscard]] Drivers& drivers() noexcept { return *drivers_; }
   [[nodiscard]] Progress& progress() noexcept { return *progress_; }
   /// Made by the first group, which knows how many ranks there are on this host.
@@ -68,7 +71,8 @@ class ContextImpl final : public Context {
   Settings settings_;
   AlgorithmTable algorithms_;
   std::vector<int> cores_;  // that this process may use
-  std::unique_ptr<shm::Arena> arena_;
+  std::shared_ptr<shm::Arena> arena_;
+  std::shared_ptr<shm::Heap> heap_;  // in the arena
   std::shared_ptr<Peer> self_;
   Fd pidfd_;  // of this process
   std::unique_ptr<Workers> workers_;

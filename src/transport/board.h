@@ -43,9 +43,31 @@ class Board {
   [[nodiscard]] virtual std::size_t area_bytes() const noexcept = 0;
   [[nodiscard]] virtual std::size_t chunk_bytes() const noexcept = 0;
 
+  /// Where a rank's memory lies, as all ranks know it; 0 for memory that they cannot reach.
+  using Place = std::uint64_t;
+  static constexpr int kEveryone = -1;
+
   virtual Slot open_step() = 0;
   virtual void post() = 0;
   virtual PeerSlot await(int peer, std::uint32_t step) = 0;
+
+  /// The next step is number 0 for await(). All ranks call it at the same step.
+  virtual void count_from_here() = 0;
+
+  // --- memory that peers can reach (Context::allocate) ---
+  [[nodiscard]] virtual Place place_of(const void* memory, std::size_t bytes) const = 0;
+  /// A peer's memory at a place that it named in this operation.
+  [[nodiscard]] virtual std::byte* at(int peer, Place place) const = 0;
+  /// Lets `reader` read this memory in place instead of a slot, if it can be reached. The operation
+  /// then ends here only when those who have borrowed it have ended it.
+  virtual Place lend(const void* memory, std::size_t bytes, int reader) = 0;
+  virtual const std::byte* borrow(int peer, Place place) = 0;
+  /// From the next post() to the end of the operation, peers may write there; if it fails, what
+  /// they still write is lost.
+  virtual void expose(std::byte* memory, std::size_t bytes) = 0;
+  virtual void conceal() = 0;
+  /// Throws if the group has failed: what peers have may no longer be what it was.
+  virtual void require_unharmed() const = 0;
 
   /// For messages: "allreduce #812 of group tp".
   [[nodiscard]] virtual std::string operation() const = 0;

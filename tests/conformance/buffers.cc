@@ -16,30 +16,52 @@ bool is_untouched(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Blocks::Blocks(const std::vector<std::size_t>& block_bytes, bool scattered,
-               std::size_t skew_bytes) {
+std::shared_ptr<void> private_memory(std::size_t bytes) {
+  return std::make_shared<std::byte[]>(bytes);
+}
+
+Blocks::Blocks(const std::vector<std::size_t>& block_bytes, bool scattered, std::size_t skew_bytes,
+               const Allocate& allocate) {
   const std::span<const std::size_t> all = block_bytes;
   if (!scattered) {
-    add_memory(all, skew_bytes);
+    add_memory(all, skew_bytes, allocate);
   } else {
     for (std::size_t block = 0; block < all.size(); ++block) {
-      add_memory(all.subspan(block, 1), skew_bytes);
+      add_memory(all.subspan(block, 1), skew_bytes, allocate);
     }
   }
 }
 
-void Blocks::add_memory(std::span<const std::size_t> block_bytes, std::size_t skew_bytes) {
+void Blocks::add_memory(std::span<const std::size_t> block_bytes, std::size_t skew_bytes,
+                        const Allocate& allocate) {
   std::size_t offset = kGuardBytes + skew_bytes;
   for (const std::size_t bytes : block_bytes) {
     places_.push_back({memory_.size(), offset, bytes});
     offset += bytes;
   }
-  memory_.emplace_back(offset + kGuardBytes, kUntouched);
+  const std::size_t bytes = offset + kGuardBytes;
+  std::shared_ptr<void> owner = allocate(bytes);
+  const std::span all(static_cast<std::byte*>(owner.get()), bytes);
+  std::fill(all.begin(), all.end(), kUntouched);
+  memory_.push_back({std::move(owner), all});
+}
+
+void Blocks::remember() {
+  before_.clear();
+  for (const Memory& memory : memory_)
+    before_.emplace_back(memory.bytes.begin(), memory.bytes.end());
+}
+
+bool Blocks::unchanged() const {
+  return std::equal(memory_.begin(), memory_.end(), before_.begin(), before_.end(),
+                    [](const Memory& now, const Bytes& before) {
+                      return std::equal(now.bytes.begin(), now.bytes.end(), before.begin());
+                    });
 }
 
 std::span<std::byte> Blocks::operator[](std::size_t block) {
   const Place& place = places_.at(block);
-  return std::span(memory_[place.memory]).subspan(place.offset, place.bytes);
+  return memory_[place.memory].bytes.subspan(place.offset, place.bytes);
 }
 
 void Blocks::write(std::size_t block, const Bytes& content) {
@@ -48,7 +70,7 @@ void Blocks::write(std::size_t block, const Bytes& content) {
 
 bool Blocks::guards_intact() const {
   for (std::size_t m = 0; m < memory_.size(); ++m) {
-    const std::span<const std::byte> all = memory_[m];
+    const std::span<const std::byte> all = memory_[m].bytes;
     std::size_t begin = all.size();
     std::size_t end = 0;
     for (const Place& place : places_) {

@@ -148,7 +148,8 @@ std::size_t choose_count(Random& random, const CaseRequest& request, const Case&
   const std::vector<std::size_t> limits = limits_of(request, one.op);
   const std::size_t limit_bytes = limits[size_t_below(random, limits.size())];
   constexpr std::size_t kCheapBytes = 16384;
-  const std::uint64_t rarity = limit_bytes <= kCheapBytes ? 2 : 12 * ranks;
+  const std::uint64_t large = request.large_one_in != 0 ? request.large_one_in : 12 * ranks;
+  const std::uint64_t rarity = limit_bytes <= kCheapBytes ? 2 : large;
   if (!random.one_in(rarity)) return small_count(random, element, ranks);
   return count_around(random, std::max<std::size_t>(limit_bytes / element, 1), one.op, ranks);
 }

@@ -76,6 +76,7 @@ struct CaseRequest {
   std::size_t chunk_bytes = 262144;
   std::size_t eager_bytes = 8192;        // where point-to-point changes its protocol
   std::vector<std::size_t> limit_bytes;  // further sizes to step around
+  std::uint64_t large_one_in = 0;        // share of sizes around large limits; 0: few
   std::vector<std::string> operations;   // names; empty: all
 };
 

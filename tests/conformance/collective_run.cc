@@ -38,14 +38,15 @@ std::string hex(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-CollectiveRun::CollectiveRun(std::uint64_t seed, const Case& one, Group group)
+CollectiveRun::CollectiveRun(std::uint64_t seed, const Case& one, Group group,
+                             const Allocate& for_input, const Allocate& for_output)
     : seed_(seed),
       case_(one),
       group_(std::move(group)),
       input_(in_bytes(one, input_counts(seed, one, group_.size(), group_.rank())),
-             has_scattered_input(one.op), skew_bytes(one, one.root_draw)),
+             has_scattered_input(one.op), skew_bytes(one, one.root_draw), for_input),
       output_(in_bytes(one, output_counts(seed, one, group_.size(), group_.rank())),
-              has_scattered_output(one.op), skew_bytes(one, one.root_draw / 5)) {
+              has_scattered_output(one.op), skew_bytes(one, one.root_draw / 5), for_output) {
   write_inputs();
   input_.remember();
   output_.remember();

@@ -25,7 +25,8 @@ struct Group {
 
 class CollectiveRun {
  public:
-  CollectiveRun(std::uint64_t seed, const Case& one, Group group);
+  CollectiveRun(std::uint64_t seed, const Case& one, Group group, const Allocate& for_input,
+                const Allocate& for_output);
 
   void run() { group_.communicator->run(operation()); }
   void start() { work_ = group_.communicator->start(operation()); }

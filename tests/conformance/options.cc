@@ -72,6 +72,8 @@ constexpr std::array kRows = {
     Row{"--eager-bytes", "B", "CCL_EAGER_BYTES; message sizes step around it", set_eager},
     Row{"--limit-bytes", "B", "a further size to step around; may be repeated",
         [](Options& o, const std::string& text) { o.request.limit_bytes.push_back(number(text)); }},
+    Row{"--large-one-in", "N", "share of the sizes around large limits",
+        [](Options& o, const std::string& text) { o.request.large_one_in = number(text); }},
     Row{"--set", "NAME=VALUE", "any setting of the library; may be repeated", add_setting},
     Row{"--only", "I or I:J", "run only these cases of the list", set_range},
     Row{"--first-sequence", "N", "number of the first collective",
@@ -82,6 +84,8 @@ constexpr std::array kRows = {
         [](Options& o, const std::string& text) { o.watchdog_s = static_cast<int>(number(text)); }},
     Row{"--threads", "", "ranks are threads of one process",
         [](Options& o, const std::string&) { o.threads = true; }},
+    Row{"--shared", "", "buffers that other ranks can reach: all in every other case, else some",
+        [](Options& o, const std::string&) { o.shared = true; }},
 };
 
 const Row& row_named(std::string_view name) {
@@ -137,9 +141,11 @@ std::string command_for(const Options& options, std::uint64_t case_index) {
       line << " --set " << name << "=" << value;
     }
   }
+  if (request.large_one_in != 0) line << " --large-one-in " << request.large_one_in;
   for (const std::size_t bytes : request.limit_bytes) line << " --limit-bytes " << bytes;
   if (options.first_sequence != 1) line << " --first-sequence " << options.first_sequence;
   if (options.threads) line << " --threads";
+  if (options.shared) line << " --shared";
   line << " --only " << case_index;
   return line.str();
 }

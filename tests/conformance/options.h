@@ -14,6 +14,7 @@ namespace conformance {
 struct Options {
   CaseRequest request;
   bool threads = false;
+  bool shared = false;      // buffers come from Context::allocate, in half of the cases all of them
   std::uint64_t first = 0;  // cases that are run: [first, last]
   std::uint64_t last = UINT64_MAX;
   std::uint32_t first_sequence = 1;

@@ -13,6 +13,7 @@
 #include "formats.h"
 #include "groups.h"
 #include "point_to_point.h"
+#include "random.h"
 #include "reference.h"
 #include "tccl/tccl.h"
 
@@ -158,7 +159,15 @@ void Rank::run_case(const Case& one) {
 
 void Rank::run_collective(const Case& one, Group group) {
   const bool async = one.async_on(group.rank());
-  auto collective = std::make_unique<CollectiveRun>(seed(), one, std::move(group));
+  Random random{seed(), one.index, static_cast<std::uint64_t>(rank_)};
+  const auto allocate = [&] {
+    const bool shared = run_.options.shared && (one.index % 2 == 0 || random.one_in(2));
+    return shared ? Allocate([this](std::size_t bytes) { return context_->allocate(bytes); })
+                  : Allocate(private_memory);
+  };
+  const Allocate for_input = allocate();
+  auto collective =
+      std::make_unique<CollectiveRun>(seed(), one, std::move(group), for_input, allocate());
   if (!async) {
     collective->run();
     check(*collective);

@@ -58,6 +58,15 @@ def test_forced_algorithm(ranks, operation, setting, sizes):
     conformance(ranks, 400, "--ops", operation, "--set", setting, *sizes)
 
 
+# Above the sizes from which memory that can be reached is used where it lies.
+SHARED = ["--shared", "--large-one-in", 2, "--limit-bytes", 300_000, "--limit-bytes", 700_000]
+
+
+@pytest.mark.parametrize(("ranks", "cases"), [(2, 800), (3, 600), (5, 300)])
+def test_memory_that_ranks_share(ranks, cases):
+    conformance(ranks, cases, *SHARED)
+
+
 def test_sequence_numbers_wrap():
     conformance(3, 300, "--first-sequence", 2**32 - 3)
 

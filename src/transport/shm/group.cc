@@ -31,6 +31,7 @@ Group::Group(Arena& arena, Identity identity, RegionLayout layout)
   mine_->body_offset = leases_.back().offset;
   for (StepLine& line : mine_->steps)
     line.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
+  mine_->returned.store(identity_.first_sequence - 1, std::memory_order_relaxed);
   mine_->uid.store(identity_.uid, std::memory_order_release);  // pairs with absence()
 }
 
@@ -60,6 +61,11 @@ std::byte* Group::lease_more(std::size_t bytes, std::size_t* offset) {
   leases_.push_back(arena_.lease(bytes));
   *offset = leases_.back().offset;
   return arena_.at(leases_.back());
+}
+
+void Group::keep(std::shared_ptr<const void> thing) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(thing));
 }
 
 Error Group::failure_seen_by(int rank) const {
@@ -125,6 +131,7 @@ bool Group::try_reclaim() noexcept {
   mine_->uid.store(0, std::memory_order_release);  // pairs with absence()
   for (const Lease& lease : leases_) arena_.give_back(lease);
   leases_.clear();
+  kept_.clear();
   return true;
 }
 

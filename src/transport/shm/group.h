@@ -67,6 +67,9 @@ class Group {
   /// More shared memory of this rank, given back together with the region.
   std::byte* lease_more(std::size_t bytes, std::size_t* offset);
 
+  /// Holds something until nobody of the group can touch it any more.
+  void keep(std::shared_ptr<const void> thing);
+
   // --- death of the group ---
   [[nodiscard]] bool failed() const noexcept {
     return mine_->poisoned_by.load(std::memory_order_acquire) != 0;  // pairs with fail()
@@ -91,10 +94,11 @@ class Group {
   Arena& arena_;
   Identity identity_;
   RegionLayout layout_;
+  std::vector<std::shared_ptr<const void>> kept_;
   std::vector<Lease> leases_;  // header, body, and what was added
   Region* mine_;
   std::vector<Member> members_;
-  std::mutex mutex_;  // guards leases_, reclaimed_ and the writing of the failure record
+  std::mutex mutex_;  // guards leases_, kept_, reclaimed_ and the writing of the failure record
   bool reclaimed_ = false;
 };
 

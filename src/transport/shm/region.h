@@ -69,6 +69,7 @@ struct Region {
   std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
   std::atomic<std::uint32_t> poisoned_by;      // 1 + the rank whose failure record says why
   StepLine steps[kSlots];  // the owner's last steps; step number i is in line i % kSlots
+  alignas(64) std::atomic<std::uint32_t> returned;  // the last operation whose loans were returned
   LaneBell lane_bell;
   Bell p2p_bell;  // threads that wait for the owner's sends and receives
   FailureRecord failure;

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "base/format.h"
+#include "base/log.h"
 
 namespace tccl::shm {
 namespace {
@@ -12,9 +13,10 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 }  // namespace
 
-ShmBoard::ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt,
-                   Patience patience)
+ShmBoard::ShmBoard(Group& group, Heap& heap, AlgorithmName algorithm_name,
+                   std::function<void()> poll_interrupt, Patience patience)
     : group_(group),
+      heap_(heap),
       algorithm_name_(algorithm_name),
       poll_interrupt_(std::move(poll_interrupt)),
       views_(static_cast<std::size_t>(group.size())),
@@ -30,6 +32,7 @@ void ShmBoard::begin(const OpRecord& call, std::optional<Deadline> deadline,
   record.chain = chained(record_.chain, record);
   record_ = record;
   step_ = 0;
+  origin_ = 0;
   deadline_ = deadline;
   timeout_ = timeout;
   // Visible to peers with the first post(). They cannot be so far behind that they still read the
@@ -37,7 +40,74 @@ void ShmBoard::begin(const OpRecord& call, std::optional<Deadline> deadline,
   group_.mine().log[record.sequence % kLogLength] = record;
 }
 
-void ShmBoard::end() noexcept { base_ += step_; }
+void ShmBoard::end() {
+  if (any_borrowed_) return_loans();
+  if (any_lent_) await_loans();
+  exposed_ = {};
+  base_ += step_;
+}
+
+void ShmBoard::fail() noexcept {
+  if (exposed_.empty()) return;
+  try {
+    group_.keep(heap_.detach(exposed_.data(), exposed_.size()));
+  } catch (const Error& error) {
+    log_warning(formatted("{}: late ranks may write to its tensor: {}", operation(), error.what()),
+                rank());
+  }
+  exposed_ = {};
+}
+
+Board::Place ShmBoard::lend(const void* memory, std::size_t bytes, int reader) {
+  const Place place = place_of(memory, bytes);
+  if (place == 0) return 0;
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank() && (reader == kEveryone || reader == peer))
+      views_[static_cast<std::size_t>(peer)].lent_to = true;
+  any_lent_ = true;
+  return place;
+}
+
+const std::byte* ShmBoard::borrow(int peer, Place place) {
+  views_[static_cast<std::size_t>(peer)].borrowed_from = true;
+  any_borrowed_ = true;
+  return at(peer, place);
+}
+
+void ShmBoard::return_loans() {
+  // A lender that gave up may have changed what was read. It says that it fails before it returns.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  require_unharmed();
+  group_.mine().returned.store(record_.sequence,
+                               std::memory_order_release);  // pairs with has_returned_loans()
+  ring_fence();
+  for (int peer = 0; peer < size(); ++peer) {
+    View& view = views_[static_cast<std::size_t>(peer)];
+    if (view.borrowed_from) ring_if_awaited(peer);
+    view.borrowed_from = false;
+  }
+  any_borrowed_ = false;
+}
+
+void ShmBoard::await_loans() {
+  for (int peer = 0; peer < size(); ++peer) {
+    View& view = views_[static_cast<std::size_t>(peer)];
+    if (!view.lent_to) continue;
+    const auto arrived = [&] { return has_returned_loans(peer); };
+    if (!wait_briefly(arrived, patience_) && !wait_long(peer, arrived))
+      throw explain(peer, [&](int other) {
+        return !views_[static_cast<std::size_t>(other)].lent_to || has_returned_loans(other);
+      });
+    view.lent_to = false;
+  }
+  any_lent_ = false;
+}
+
+bool ShmBoard::has_returned_loans(int peer) const {
+  const std::uint32_t last =
+      group_.region(peer).returned.load(std::memory_order_acquire);  // pairs with return_loans()
+  return static_cast<std::int32_t>(last - record_.sequence) >= 0;
+}
 
 Board::Slot ShmBoard::open_step() {
   const Step step = base_ + step_;
@@ -59,18 +129,21 @@ void ShmBoard::post() {
   line.position.store(position_of(record_.sequence, step_),
                       std::memory_order_release);  // pairs with wait_for()
   ring_fence();
-  for (int peer = 0; peer < size(); ++peer) {
-    LaneBell& bell = group_.region(peer).lane_bell;
-    if (peer != rank() &&
-        bell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
-      bell.ring();
-  }
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) ring_if_awaited(peer);
+}
+
+void ShmBoard::ring_if_awaited(int peer) {
+  LaneBell& bell = group_.region(peer).lane_bell;
+  if (bell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
+    bell.ring();
 }
 
 Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
-  wait_for(peer, base_ + step);
-  const std::byte* slot = group_.body(peer) + group_.layout().slot_offset(base_ + step);
-  return {line_of(peer, base_ + step).payload, slot, slot + area_bytes()};
+  const Step number = base_ + origin_ + step;
+  wait_for(peer, number);
+  const std::byte* slot = group_.body(peer) + group_.layout().slot_offset(number);
+  return {line_of(peer, number).payload, slot, slot + area_bytes()};
 }
 
 double ShmBoard::factor(int rank) const {
@@ -88,7 +161,8 @@ void ShmBoard::wait_for(int peer, Step step) {
   const auto arrived = [&] {
     return reached(theirs.position.load(std::memory_order_acquire), target);  // pairs with post()
   };
-  if (!wait_briefly(arrived, patience_) && !wait_long(peer, arrived)) throw explain(peer, target);
+  if (!wait_briefly(arrived, patience_) && !wait_long(peer, arrived))
+    throw explain(peer, [&](int other) { return reached(position_seen(other), target); });
   if (theirs.chain != mine.chain) throw_disagreement(peer, common_sequence(peer));
   view.arrived = step + 1;
 }
@@ -182,7 +256,7 @@ void ShmBoard::throw_disagreement(int peer, std::uint32_t sequence) const {
               {rank(), peer});
 }
 
-Error ShmBoard::explain(int peer, Position target) const {
+Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
   if (group_.failed()) return group_.failure();
   const Absence absence = group_.absence(peer);
   if (absence == Absence::left) return group_.loss_of(peer, operation());
@@ -190,7 +264,7 @@ Error ShmBoard::explain(int peer, Position target) const {
     return {Errc::peer_lost,
             formatted("{}; {}", group_.loss_of(peer, operation()).what(), ranks_in_operation()),
             {peer}};
-  return explain_timeout(target);
+  return explain_timeout(arrived);
 }
 
 std::string ShmBoard::ranks_in_operation() const {
@@ -202,13 +276,13 @@ std::string ShmBoard::ranks_in_operation() const {
   return formatted("rank{} {} waited for it", waiting.size() == 1 ? "" : "s", joined(waiting));
 }
 
-Error ShmBoard::explain_timeout(Position target) const {
+Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   const auto now = Clock::now();
   std::string text = formatted("{}: timeout after {:.1f} s", operation(),
                                std::chrono::duration<double>(timeout_).count());
   std::vector<int> late;
   for (int other = 0; other < size(); ++other) {
-    if (other == rank() || reached(position_seen(other), target)) continue;
+    if (other == rank() || arrived(other)) continue;
     const bool joined = reached(position_seen(other), position_of(record_.sequence, 1));
     const View& view = views_[static_cast<std::size_t>(other)];
     const auto silence = now - view.heartbeat_changed;

@@ -3,12 +3,14 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/function_ref.h"
 #include "transport/board.h"
 #include "transport/shm/group.h"
+#include "transport/shm/heap.h"
 
 namespace tccl::shm {
 
@@ -17,8 +19,8 @@ class ShmBoard final : public Board {
   /// The board does not know the algorithms, but its messages name them.
   using AlgorithmName = const char* (*)(std::uint8_t index);
   /// `poll_interrupt` may be empty; see Context::Options.
-  ShmBoard(Group& group, AlgorithmName algorithm_name, std::function<void()> poll_interrupt,
-           Patience patience);
+  ShmBoard(Group& group, Heap& heap, AlgorithmName algorithm_name,
+           std::function<void()> poll_interrupt, Patience patience);
 
   [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
   [[nodiscard]] int size() const noexcept override { return group_.size(); }
@@ -31,13 +33,29 @@ class ShmBoard final : public Board {
   Slot open_step() override;
   void post() override;
   PeerSlot await(int peer, std::uint32_t step) override;
+  void count_from_here() override { origin_ = step_; }
+  [[nodiscard]] Place place_of(const void* memory, std::size_t bytes) const override {
+    return heap_.place_of(memory, bytes).value_or(0);
+  }
+  [[nodiscard]] std::byte* at(int peer, Place place) const override {
+    return group_.peer(peer).base() + place;
+  }
+  Place lend(const void* memory, std::size_t bytes, int reader) override;
+  const std::byte* borrow(int peer, Place place) override;
+  void expose(std::byte* memory, std::size_t bytes) override { exposed_ = {memory, bytes}; }
+  void conceal() override { exposed_ = {}; }
+  void require_unharmed() const override {
+    if (group_.failed()) throw group_.failure();
+  }
   [[nodiscard]] double factor(int rank) const override;
 
   /// Brackets one operation. `call` needs no sequence number and no chain yet. Without a deadline
   /// it is `timeout` after the first time that this rank has to sleep.
   void begin(const OpRecord& call, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
-  void end() noexcept;
+  void end();
+  /// Instead of end(), when the operation has failed on this rank.
+  void fail() noexcept;
   [[nodiscard]] std::uint32_t sequence() const noexcept { return record_.sequence; }
   /// "allreduce #812 of group tp"
   [[nodiscard]] std::string operation() const override;
@@ -47,6 +65,8 @@ class ShmBoard final : public Board {
   using Step = std::uint64_t;
   /// What this rank knows of a peer, so that it need not look again.
   struct View {
+    bool lent_to = false;  // in this operation
+    bool borrowed_from = false;
     Step arrived = 0;          // steps before this one are there, and agree with this rank's
     std::uint32_t agreed = 0;  // the last operation for which logs were compared
     std::uint32_t heartbeat = 0;
@@ -57,6 +77,10 @@ class ShmBoard final : public Board {
     return group_.region(rank).steps[step % kSlots];
   }
   void wait_for(int peer, Step step);
+  void ring_if_awaited(int peer);
+  void return_loans();
+  void await_loans();
+  [[nodiscard]] bool has_returned_loans(int peer) const;
   bool wait_long(int peer, FunctionRef<bool()> arrived);
   bool must_give_up(int peer);
   void compare_logs(int peer);
@@ -64,19 +88,24 @@ class ShmBoard final : public Board {
   void watch_heartbeats();
 
   [[noreturn]] void throw_disagreement(int peer, std::uint32_t sequence) const;
-  [[nodiscard]] Error explain(int peer, Position target) const;
-  [[nodiscard]] Error explain_timeout(Position target) const;
+  [[nodiscard]] Error explain(int peer, FunctionRef<bool(int)> arrived) const;
+  [[nodiscard]] Error explain_timeout(FunctionRef<bool(int)> arrived) const;
   [[nodiscard]] std::string ranks_in_operation() const;
   [[nodiscard]] Position position_seen(int peer) const;
 
   Group& group_;
+  Heap& heap_;
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
   std::vector<View> views_;
   Patience patience_;
-  OpRecord record_;         // of the current operation
-  std::uint32_t step_ = 0;  // steps posted in it
-  Step base_ = 0;           // steps posted in all operations before
+  OpRecord record_;           // of the current operation
+  std::uint32_t step_ = 0;    // steps posted in it
+  std::uint32_t origin_ = 0;  // the step that await() calls 0
+  bool any_lent_ = false;     // of the views
+  bool any_borrowed_ = false;
+  std::span<std::byte> exposed_;
+  Step base_ = 0;  // steps posted in all operations before
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};
   Clock::time_point next_interrupt_poll_;

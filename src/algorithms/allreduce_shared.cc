@@ -1,0 +1,127 @@
+// Each rank reduces one slice, straight from everyone's input, and writes it straight into
+// everyone's output: all memory is read once and written once.
+//
+//   step 0: say where input and output lie | look at what all others said | reduce, write
+//   step 1: "my slice is in your output"   | await everyone's
+//
+// Input and output may be the same: a slice of anyone's input is read only by the rank that
+// replaces it. If the operation fails, Board::expose() keeps late ranks from writing into the
+// output; it can do so for whole pages only, so the ends travel in the slots of step 0.
+#include "algorithms/allreduce_shared.h"
+
+#include <vector>
+
+#include "algorithms/patterns.h"
+#include "kernels/copy.h"
+
+namespace tccl {
+namespace {
+
+/// A meeting costs about 1 us; an ordinary all-reduce of this size 30.
+constexpr std::size_t kFromBytes = std::size_t{256} << 10;
+/// As much as there can be before the first and behind the last whole page.
+constexpr std::size_t kEndBytes = 4096;
+constexpr std::size_t kLine = 64;
+
+struct Note {
+  Board::Place in;
+  Board::Place out;
+};
+
+class SharedAllreduce {
+ public:
+  SharedAllreduce(Board& board, const Call& call)
+      : board_(board), call_(call), notes_(static_cast<std::size_t>(board.size())) {}
+
+  /// Whether all ranks can take part.
+  bool meet() {
+    const Board::Slot slot = board_.open_step();
+    Note note{board_.place_of(call_.in(), call_.bytes()),
+              board_.place_of(call_.out(), call_.bytes())};
+    if (note.in == 0 || note.out == 0) note = {};
+    std::memcpy(slot.line, &note, sizeof note);
+    if (note.in != 0) {
+      kernels::copy(slot.input, call_.in(), kEndBytes);
+      kernels::copy(slot.input + kEndBytes, call_.in() + end(), kEndBytes);
+      board_.expose(call_.out() + kEndBytes, end() - kEndBytes);
+    }
+    board_.post();
+    notes_[index(board_.rank())] = note;
+    for (int rank = 0; rank < board_.size(); ++rank)
+      if (rank != board_.rank())
+        std::memcpy(&notes_[index(rank)], board_.await(rank, 0).line, sizeof note);
+    const bool all = std::ranges::all_of(notes_, [](const Note& n) { return n.in != 0; });
+    if (!all) board_.conceal();
+    return all;
+  }
+
+  void run() {
+    reduce_end(0, 0);
+    reduce_end(end(), kEndBytes);
+    const Range slice = own_slice();
+    for (std::size_t done = 0; done < slice.count; done += board_.chunk_bytes()) {
+      board_.require_unharmed();  // a rank that gave up gets no more than one chunk
+      reduce_chunk(slice.begin + done, std::min(board_.chunk_bytes(), slice.count - done));
+    }
+    board_.open_step();
+    board_.post();
+    for (int rank = 0; rank < board_.size(); ++rank)
+      if (rank != board_.rank()) board_.await(rank, 1);
+    // A rank that gave up may have changed its input before another had read it.
+    board_.require_unharmed();
+  }
+
+ private:
+  [[nodiscard]] std::size_t end() const { return call_.bytes() - kEndBytes; }
+
+  [[nodiscard]] Range own_slice() const {
+    const std::size_t middle = end() - kEndBytes;
+    const Range lines = part(pieces(middle, kLine), static_cast<std::size_t>(board_.size()),
+                             static_cast<std::size_t>(board_.rank()));
+    const Range bytes = piece(middle, kLine, lines.begin);
+    return {kEndBytes + bytes.begin, std::min(lines.count * kLine, middle - bytes.begin)};
+  }
+
+  void reduce_end(std::size_t where, std::size_t in_slot) {
+    Sources ends(board_.size());
+    for (int rank = 0; rank < board_.size(); ++rank)
+      ends[rank] =
+          rank == board_.rank() ? call_.in() + where : board_.await(rank, 0).input + in_slot;
+    call_.reduce(board_, call_.out() + where, ends, kEndBytes);
+  }
+
+  void reduce_chunk(std::size_t where, std::size_t bytes) {
+    Sources chunk(board_.size());
+    for (int rank = 0; rank < board_.size(); ++rank) chunk[rank] = in(rank) + where;
+    const int next = (board_.rank() + 1) % board_.size();
+    call_.reduce(board_, call_.out() + where, chunk, bytes, out(next) + where);
+    for (int rank = 0; rank < board_.size(); ++rank)
+      if (rank != board_.rank() && rank != next)
+        call_.copy(out(rank) + where, call_.out() + where, bytes);
+  }
+
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  [[nodiscard]] const std::byte* in(int rank) const {
+    return board_.at(rank, notes_[index(rank)].in);
+  }
+  [[nodiscard]] std::byte* out(int rank) const { return board_.at(rank, notes_[index(rank)].out); }
+
+  Board& board_;
+  const Call& call_;
+  std::vector<Note> notes_;
+};
+
+}  // namespace
+
+bool allreduce_shared(Board& board, const Call& call) {
+  if (board.size() == 1 || call.bytes() < kFromBytes) return false;
+  SharedAllreduce shared(board, call);
+  if (shared.meet()) {
+    shared.run();
+    return true;
+  }
+  board.count_from_here();
+  return false;
+}
+
+}  // namespace tccl

@@ -1,0 +1,49 @@
+// Memory for tensors that every rank of this host can reach, so that collectives on them need not
+// copy them into slots. Part of the arena, which the peers map anyway. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "transport/shm/arena.h"
+
+namespace tccl::shm {
+
+class Heap : public std::enable_shared_from_this<Heap> {
+ public:
+  explicit Heap(std::shared_ptr<Arena> arena);
+
+  /// Page-aligned, its contents undefined. Goes back when the last owner lets go of it, which may
+  /// be after the end of the context. Throws Error{system} if there is no room.
+  std::shared_ptr<void> allocate(std::size_t bytes);
+
+  /// The offset at which the peers find this memory, if all of it is theirs to find.
+  [[nodiscard]] std::optional<std::uint64_t> place_of(const void* begin, std::size_t bytes) const;
+
+  /// Puts private pages with the same contents under the whole pages of a range, for an operation
+  /// that failed: peers that are late write to the pages that were there, which are kept until the
+  /// returned handle is let go. The memory has no place any more.
+  std::shared_ptr<const void> detach(std::byte* begin, std::size_t bytes);
+
+ private:
+  class Detached;
+  using Cache = std::multimap<std::size_t, Lease>;  // by size
+  void release(Lease block) noexcept;
+  bool take_from_cache(std::size_t bytes, Lease& block);
+  std::size_t give_back_but_detached(const Lease& block);
+
+  const std::shared_ptr<Arena> arena_;
+  const pid_t owner_;  // in a forked child nothing here may be touched
+  mutable std::mutex mutex_;
+  Cache cache_;  // freed, with its pages: they cost a fault each to get again
+  std::size_t cached_bytes_ = 0;
+  std::map<std::size_t, std::shared_ptr<Detached>> detached_;  // by offset
+  std::atomic<bool> any_detached_{false};                      // ever
+};
+
+}  // namespace tccl::shm

@@ -25,7 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("mutants.toml")
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "build", "dist", "__pycache__", ".*_cache")
-TARGET = "conformance"
 
 
 class Problem(Exception):
@@ -37,6 +36,7 @@ class Test:
     name: str
     preset: str
     arguments: list[str]
+    program: str = "conformance"
     timeout_s: int = 60
 
 
@@ -90,10 +90,10 @@ class Tree:
         finally:
             path.write_text(original)
 
-    def build(self, preset: str):
-        if not (self.root / "build" / preset / "build.ninja").exists():
-            self._call(["cmake", "--preset", preset, "--log-level=WARNING"])
-        self._call(["cmake", "--build", "--preset", preset, "--target", TARGET])
+    def build(self, test: Test):
+        if not (self.root / "build" / test.preset / "build.ninja").exists():
+            self._call(["cmake", "--preset", test.preset, "--log-level=WARNING"])
+        self._call(["cmake", "--build", "--preset", test.preset, "--target", test.program])
 
     def _call(self, command: list[str]):
         finished = subprocess.run(
@@ -104,7 +104,7 @@ class Tree:
 
     def run(self, test: Test) -> tuple[int | None, str]:
         """Exit code, None for a timeout, and output."""
-        program = self.root / "build" / test.preset / "tests" / TARGET
+        program = self.root / "build" / test.preset / "tests" / test.program
         command = [*self._prefix(test.preset), str(program), *test.arguments]
         process = subprocess.Popen(
             command,
@@ -142,7 +142,7 @@ def evidence_in(output: str) -> str:
 
 def check_unmutated(tree: Tree, tests: list[Test]):
     for test in tests:
-        tree.build(test.preset)
+        tree.build(test)
         code, output = tree.run(test)
         if code != 0:
             raise Problem(f"test {test.name} fails without a mutant:\n{output[-3000:]}")
@@ -153,7 +153,7 @@ def try_mutant(tree: Tree, mutant: Mutant, tests: dict[str, Test]) -> Outcome:
     begin = time.monotonic()
     with tree.mutated(mutant):
         for test in (tests[name] for name in mutant.tests):
-            tree.build(test.preset)
+            tree.build(test)
             code, output = tree.run(test)
             if code != 0:
                 outcome.caught_by = test.name

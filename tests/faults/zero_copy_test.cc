@@ -1,0 +1,211 @@
+// Memory that ranks share, when things go wrong: a rank that is late must not change the tensor of
+// a rank that has given up, and nobody may take changed memory for data.
+#include <sys/wait.h>
+
+#include <fstream>
+#include <random>
+
+#include "harness.h"
+
+namespace faults {
+namespace {
+
+constexpr std::size_t kCount = std::size_t{12} << 20;  // floats; some milliseconds' work
+
+float* floats(const std::shared_ptr<void>& memory) { return static_cast<float*>(memory.get()); }
+
+/// In KiB, of shared memory in this process.
+long resident_shared() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (word == "RssShmem:") {
+      long kib = 0;
+      status >> kib;
+      return kib;
+    }
+  return -1;
+}
+
+/// Runs all-reduces until one fails, then uses the tensor for something else.
+void give_up_and_reuse(Rank& rank) {
+  auto world = rank.join("tp", rank.rank == 0 ? 500ms : 20s);
+  const auto memory = rank.context()->allocate(kCount * sizeof(float));
+  float* x = floats(memory);
+  const auto allreduce = tccl::allreduce(x, x, kCount, DType::float32, ReduceOp::max);
+  std::fill_n(x, kCount, 1.0F);
+  world->run(tccl::barrier());
+  rank.say("ready");
+  try {
+    for (;;) world->run(allreduce);
+  } catch (const tccl::Error&) {
+  }
+  if (rank.rank != 0) return;
+  std::fill_n(x, kCount, 2.0F);
+  rank.say("gave up");
+  std::this_thread::sleep_for(300ms);
+  const auto wrong = static_cast<std::size_t>(std::count(x, x + kCount, 1.0F));
+  rank.say(wrong == 0 ? "intact" : "spoiled: " + std::to_string(wrong));
+}
+
+TEST(ZeroCopyFault, ALateRankCannotWriteIntoATensorWhoseOperationFailed) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 8; ++round) {
+    Ranks ranks(2, give_up_and_reuse);
+    ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 50'000));
+    ranks.kill_rank(1, SIGSTOP);
+    const auto gave_up = [&] { return ranks.outcomes[0].find("gave up").has_value(); };
+    ASSERT_TRUE(ranks.read_until(gave_up, 20s)) << ranks.transcript();
+    ranks.kill_rank(1, SIGCONT);
+    ranks.expect_all_exit_cleanly();
+    EXPECT_TRUE(ranks.outcomes[0].find("intact")) << ranks.transcript();
+  }
+}
+
+/// Rank 0 gives up and changes its tensor; rank 1, stopped meanwhile, reads on.
+void lend_and_give_up(Rank& rank, tccl::Op op) {
+  ::setenv("CCL_CHUNK_BYTES", "16777216", 1);  // few steps: rank 1 is stopped in the last ones, too
+  auto world = rank.join("tp", rank.rank == 0 ? 500ms : 20s);
+  const auto lent = rank.context()->allocate(kCount * sizeof(float));
+  const auto got = rank.context()->allocate(2 * kCount * sizeof(float));
+  std::fill_n(floats(lent), kCount, 1.0F);
+  world->run(tccl::barrier());
+  rank.say("ready");
+  const auto operation =
+      op == tccl::Op::broadcast
+          ? tccl::broadcast(floats(rank.rank == 0 ? lent : got), kCount, DType::float32, 0)
+      : op == tccl::Op::allgather
+          ? tccl::allgather(floats(lent), floats(got), kCount, DType::float32)
+          : tccl::alltoall(floats(lent), floats(got), kCount / 2, DType::float32);
+  for (;;) {
+    try {
+      world->run(operation);
+    } catch (const tccl::Error&) {
+      std::fill_n(floats(lent), kCount, 2.0F);
+      return rank.say("failed");
+    }
+    float* end = floats(got) + (op == tccl::Op::allgather ? 2 * kCount : kCount);
+    if ((rank.rank != 0 || op != tccl::Op::broadcast) && std::count(floats(got), end, 2.0F) != 0)
+      return rank.say("took changed memory for data");
+  }
+}
+
+class LentMemory : public ::testing::TestWithParam<tccl::Op> {};
+
+TEST_P(LentMemory, IsNotTakenForDataOnceItsOwnerHasGivenUp) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 6; ++round) {
+    Ranks ranks(2, [&](Rank& rank) { lend_and_give_up(rank, GetParam()); });
+    ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 50'000));
+    ranks.kill_rank(1, SIGSTOP);
+    const auto failed = [&] { return ranks.outcomes[0].find("failed").has_value(); };
+    ASSERT_TRUE(ranks.read_until(failed, 20s)) << ranks.transcript();
+    ranks.kill_rank(1, SIGCONT);
+    ranks.finish();
+    EXPECT_TRUE(ranks.outcomes[1].find("failed")) << ranks.transcript();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Reading, LentMemory,
+                         ::testing::Values(tccl::Op::broadcast, tccl::Op::allgather,
+                                           tccl::Op::alltoall),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+TEST(ZeroCopyFault, ATensorOfAFailedOperationServesTheNextGroup) {
+  Ranks ranks(2, [](Rank& rank) {
+    auto memory = rank.context()->allocate(kCount * sizeof(float));
+    float* x = floats(memory);
+    {
+      auto first = rank.join("first", 300ms);
+      std::fill_n(x, kCount, 1.0F);
+      if (rank.rank == 0) {
+        EXPECT_THROW(first->run(tccl::allreduce(x, x, kCount, DType::float32, ReduceOp::sum)),
+                     tccl::Error);
+      }
+    }
+    auto second = rank.join("second");
+    for (int round = 0; round < 3; ++round) {
+      std::fill_n(x, kCount, static_cast<float>(rank.rank + round));
+      second->run(tccl::allreduce(x, x, kCount, DType::float32, ReduceOp::sum));
+      EXPECT_EQ(std::count(x, x + kCount, static_cast<float>(1 + 2 * round)),
+                static_cast<long>(kCount));
+    }
+    // Its memory can be had again, too.
+    second->close();
+    memory.reset();
+    for (int round = 0; round < 3; ++round) {
+      memory = rank.context()->allocate(kCount * sizeof(float));
+      std::fill_n(floats(memory), kCount, 1.0F);
+    }
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(ZeroCopyMemory, IsReusedAndDoesNotGrow) {
+  Ranks ranks(1, [](Rank& rank) {
+    const auto use = [&] {
+      const auto a = rank.context()->allocate(kCount);
+      const auto b = rank.context()->allocate(kCount / 3);
+      std::fill_n(static_cast<char*>(a.get()), kCount, 'a');
+      std::fill_n(static_cast<char*>(b.get()), kCount / 3, 'b');
+      EXPECT_EQ(static_cast<char*>(a.get())[kCount - 1], 'a');
+    };
+    use();
+    const long before = resident_shared();
+    EXPECT_GT(before, static_cast<long>(kCount / 1024));
+    for (int round = 0; round < 200; ++round) use();
+    EXPECT_LE(resident_shared(), before + 64);
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(ZeroCopyMemory, OutlivesItsContext) {
+  Ranks ranks(1, [](Rank& /*rank*/) {
+    auto context = tccl::Context::create();
+    auto memory = context->allocate(8192);
+    context->close();
+    context.reset();
+    std::fill_n(static_cast<char*>(memory.get()), 8192, 'x');
+    EXPECT_EQ(static_cast<char*>(memory.get())[8191], 'x');
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(ZeroCopyMemory, IsSharedWithAForkedChildWhichMayLetGoOfIt) {
+  Ranks ranks(1, [](Rank& rank) {
+    auto memory = rank.context()->allocate(8192);
+    auto* bytes = static_cast<char*>(memory.get());
+    bytes[0] = 'p';
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (bytes[0] != 'p') ::_exit(1);
+      bytes[1] = 'c';
+      memory.reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(bytes[0], 'p');
+    EXPECT_EQ(bytes[1], 'c');
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(ZeroCopyMemory, RefusesWhatDoesNotFit) {
+  Ranks ranks(1, [](Rank& rank) {
+    try {
+      rank.context()->allocate(std::size_t{1} << 50);
+      rank.say("got it");
+    } catch (const tccl::Error& error) {
+      EXPECT_EQ(error.code(), tccl::Errc::system);
+      EXPECT_NE(std::string(error.what()).find("no room"), std::string::npos) << error.what();
+    }
+    EXPECT_NE(rank.context()->allocate(0), nullptr);
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+}  // namespace
+}  // namespace faults

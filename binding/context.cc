@@ -32,6 +32,8 @@ Holder& holder() {
   return *it;
 }
 
+}  // namespace
+
 std::shared_ptr<tccl::Context> context() {
   Holder& held = holder();
   const std::lock_guard lock(held.mutex);
@@ -41,8 +43,6 @@ std::shared_ptr<tccl::Context> context() {
   }
   return held.context;
 }
-
-}  // namespace
 
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,

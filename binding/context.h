@@ -9,6 +9,9 @@
 
 namespace torch_ccl {
 
+/// Made at the first use.
+std::shared_ptr<tccl::Context> context();
+
 /// Meets the other ranks through `store`, whose keys belong to this group alone.
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "context.h"
+#include "memory.h"
 #include "process_group.h"
 #include "tccl/info.h"
 
@@ -86,6 +87,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   module.def("create", &torch_ccl::create, py::arg("group"), py::arg("options").none(true),
              WithoutGil(), "Makes the backend of one group; torch.distributed calls it.");
+  module.def(
+      "empty",
+      [](const std::vector<int64_t>& size, at::ScalarType dtype) {
+        return torch_ccl::empty_shared(size, at::TensorOptions().dtype(dtype));
+      },
+      py::arg("size"), py::arg("dtype"), WithoutGil(),
+      "An uninitialised tensor in memory that the ranks of this host share.");
   module.def("info", &torch_ccl::info, "What the library would do in this process.");
   module.def("_close", &torch_ccl::close_context, WithoutGil(),
              "Says goodbye to all peers; called at exit.");

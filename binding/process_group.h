@@ -15,6 +15,7 @@
 
 #include "call.h"
 #include "ledger.h"
+#include "memory.h"
 #include "tccl/communicator.h"
 
 namespace torch_ccl {
@@ -96,6 +97,13 @@ class ProcessGroupCCL final : public c10d::Backend {
   bool supportsCoalescing() const override { return false; }
   void startCoalescing() override { facts_.batches.begin(); }
   WorkPtr endCoalescing() override;
+
+  // ---- memory that collectives need not copy (DDP's buckets, FSDP2's buffers)
+
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return empty_shared({size}, options);
+  }
 
   // ---- other groups
 

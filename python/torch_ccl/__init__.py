@@ -14,7 +14,7 @@ rest happens when a group is made.
 import sys
 from pathlib import Path
 
-__all__ = ["ProcessGroupCCL", "__version__", "cwd", "monitored_barrier"]
+__all__ = ["ProcessGroupCCL", "__version__", "cwd", "empty", "monitored_barrier"]
 
 #: Where the package lives; `cwd/env/setvars.sh` prepares a shell for C++ programs.
 cwd = str(Path(__file__).resolve().parent)
@@ -75,6 +75,7 @@ if not _imported_by_torch:
     from torch_ccl._C import ProcessGroupCCL
     from torch_ccl.barriers import monitored_barrier
     from torch_ccl.direct_calls import complete_direct_calls
+    from torch_ccl.memory import empty
 
     launchers.complete(os.environ)
     complete_direct_calls(ProcessGroupCCL)

@@ -31,20 +31,27 @@ std::size_t parse_bytes(std::string_view text) {
   std::string_view unit;
   const std::size_t value = parse_number(text, &unit);
   if (unit.empty()) return value;
+  if (value > std::size_t{1} << 32) throw Error(Errc::invalid_argument, "too large");
   if (unit == "K" || unit == "k") return value << 10;
   if (unit == "M" || unit == "m") return value << 20;
   if (unit == "G" || unit == "g") return value << 30;
   throw Error(Errc::invalid_argument, "the unit must be K, M or G");
 }
 
+/// 16 bytes: the largest element.
 template <auto Field>
 void bytes_into(Settings& settings, const std::string& text) {
-  constexpr std::size_t kSmallest = 16;  // the largest element
-  constexpr std::size_t kLargest = std::size_t{16} << 20;
   const std::size_t value = parse_bytes(text);
-  if (value < kSmallest || value > kLargest)
+  if (value < 16 || value > std::size_t{16} << 20)
     throw Error(Errc::invalid_argument, "must be between 16 and 16M");
   settings.*Field = value;
+}
+
+void shared_bytes_into(Settings& settings, const std::string& text) {
+  settings.shared_bytes = parse_bytes(text);
+  if (settings.shared_bytes < std::size_t{256} << 20 || settings.shared_bytes > std::size_t{1}
+                                                                                    << 40)
+    throw Error(Errc::invalid_argument, "must be between 256M and 1024G");
 }
 
 void worker_count_into(Settings& settings, const std::string& text) {
@@ -79,6 +86,10 @@ constexpr SettingRow kRows[] = {
      "Messages up to this size are sent before the receiver has asked for them. "
      "Must be the same on all ranks.",
      bytes_into<&Settings::eager_bytes>},
+    {"CCL_SHARED_BYTES", "16G",
+     "Addresses set aside for what a process shares with the other ranks of its host: slots, and "
+     "tensors of torch_ccl.empty(). Memory is used only for what is in use.",
+     shared_bytes_into},
     {"CCL_WORKER_COUNT", "auto",
      "Worker threads of each rank, which share the pieces of a large operation (256 KiB and more) "
      "with "

@@ -41,7 +41,7 @@ ContextImpl::ContextImpl(Options options)
       settings_(settings_from_environment()),
       algorithms_(settings_),
       cores_(cores_of_this_thread()),
-      arena_(std::make_shared<shm::Arena>()),
+      arena_(std::make_shared<shm::Arena>(settings_.shared_bytes)),
       heap_(std::make_shared<shm::Heap>(arena_)),
       self_(std::make_shared<Peer>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),

@@ -171,7 +171,7 @@ TEST(Validate, SizesBeyondTheNumberOfSteps) {
 }
 
 TEST(Arena, LeasesDoNotOverlapAndAreReused) {
-  shm::Arena arena;
+  shm::Arena arena(std::size_t{1} << 30);
   const shm::Lease a = arena.lease(5000);
   const shm::Lease b = arena.lease(1);
   EXPECT_EQ(a.bytes, 8192U);
@@ -185,7 +185,7 @@ TEST(Arena, LeasesDoNotOverlapAndAreReused) {
 }
 
 TEST(Arena, HeadersStayApartFromData) {
-  shm::Arena arena;
+  shm::Arena arena(std::size_t{1} << 30);
   const shm::Lease header = arena.lease_header();
   arena.give_back(header);
   EXPECT_NE(arena.lease(1).offset, header.offset);
@@ -193,7 +193,7 @@ TEST(Arena, HeadersStayApartFromData) {
 }
 
 TEST(Arena, TooMuchIsAnError) {
-  shm::Arena arena;
+  shm::Arena arena(std::size_t{1} << 30);
   EXPECT_THROW(arena.lease(std::size_t{1} << 40), Error);
 }
 

@@ -1,6 +1,7 @@
 """`torch-ccl bench --footprint`: what the backend costs beside the data that it moves.
 
 overhead  an all-reduce of 8 B on 2 ranks, less the same call on torch's `fake` backend
+zero copy collectives on tensors of torch_ccl.empty(), against ordinary ones
 waiting   processor time of a rank that waits 10 s for its peer
 memory    growth of Pss on 8 ranks, after init and after all sizes of the goals ran once; the
           tensors are freed before it is read. `fake` shows what torch itself takes for that.
@@ -13,7 +14,7 @@ from pathlib import Path
 from torch_ccl.cli.bench import write_json
 from torch_ccl.cli.footprint_ranks import Beginner, Holder, Waiter
 from torch_ccl.cli.processes import processes
-from torch_ccl.cli.timing import Case, running_ranks
+from torch_ccl.cli.timing import SHARED, Case, running_ranks
 from torch_ccl.cli.verdicts import Others, judged, print_verdicts
 
 WAIT_S = 10.0
@@ -34,6 +35,30 @@ def overhead(alternations: int, progress) -> list[dict]:
         judged(f"{what}: fake", medians["fake"], "us"),
         judged(f"{what}: ccl - fake", more, "us", at_most=3.0),
     ]
+
+
+def zero_copy(alternations: int, progress) -> list[dict]:
+    rows = []
+    with running_ranks(2, ["ccl"]) as ranks:
+        for op, size, goal in (
+            ("all_reduce", 1 << 20, None),
+            ("all_reduce", 16 << 20, 0.5),
+            ("all_reduce", 64 << 20, None),
+            ("reduce_scatter", 16 << 20, None),
+            ("all_gather", 16 << 20, None),
+            ("all_to_all", 16 << 20, None),
+            ("broadcast", 16 << 20, None),
+        ):
+            case = Case(op, size, "float32", 2)
+            ratios = []
+            for _ in range(alternations):
+                times = [ranks.time(case, backend) for backend in ("ccl", "ccl" + SHARED)]
+                ordinary, shared = map(statistics.median, times)
+                ratios.append(shared / ordinary)
+            what = f"{op}, {size >> 20} MiB, 2 ranks: zero copy / ordinary"
+            rows.append(judged(what, ratios, "x", at_most=goal))
+            progress()
+    return rows
 
 
 def waiting(_alternations: int, progress, wait_s: float = WAIT_S) -> list[dict]:
@@ -98,8 +123,8 @@ def bench_footprint(alternations: int, json_file: Path | None) -> None:
 
     rows, others = [], Others()
     with Progress(transient=True) as bar:
-        task = bar.add_task("footprint", total=1 + 3 + 3 + 4 * alternations)
-        for measure in (overhead, waiting, memory, start):
+        task = bar.add_task("footprint", total=1 + 7 + 3 + 3 + 4 * alternations)
+        for measure in (overhead, zero_copy, waiting, memory, start):
             bar.update(task, description=measure.__name__)
             rows += measure(alternations, lambda: bar.advance(task))
     print_verdicts("footprint", rows, others)

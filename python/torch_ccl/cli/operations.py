@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+import torch_ccl
+
 
 @dataclass
 class Setting:
@@ -21,6 +23,11 @@ class Setting:
     count: int
     dtype: torch.dtype
     group: dist.ProcessGroup
+    shared: bool  # tensors of torch_ccl.empty() instead of ordinary ones
+
+    def tensor(self, count: int) -> torch.Tensor:
+        empty = torch_ccl.empty if self.shared else torch.empty
+        return empty(count, dtype=self.dtype)
 
 
 @dataclass
@@ -42,8 +49,9 @@ class Numbers:
 
     def __init__(self, tensor: torch.Tensor):
         self._dtype = tensor.dtype
-        as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        self._integers = as_integers.get(tensor.dtype.itemsize, torch.int64)
+        # Both parts of a complex number get the same value.
+        integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+        self._integers = integers[tensor.dtype.itemsize]
         self._codes = tensor.view(self._integers).numpy()  # in the tensor's own memory
         self._code_of: dict[int, int] = {}
 
@@ -64,7 +72,7 @@ class Numbers:
 
 
 def all_reduce(s: Setting) -> Steps:
-    x = torch.empty(s.count, dtype=s.dtype)
+    x = s.tensor(s.count)
     numbers = Numbers(x)
     return Steps(
         lambda i: numbers.fill(value(i, s.rank)),
@@ -74,7 +82,7 @@ def all_reduce(s: Setting) -> Steps:
 
 
 def broadcast(s: Setting) -> Steps:
-    x = torch.empty(s.count, dtype=s.dtype)
+    x = s.tensor(s.count)
     numbers = Numbers(x)
     return Steps(
         lambda i: numbers.fill(value(i, s.rank)),
@@ -92,8 +100,8 @@ def parts_are_right(y: torch.Tensor, s: Setting) -> Callable[[int, bool], bool]:
 
 
 def all_gather(s: Setting) -> Steps:
-    x = torch.empty(max(1, s.count // s.size), dtype=s.dtype)
-    y = torch.empty(x.numel() * s.size, dtype=s.dtype)
+    x = s.tensor(max(1, s.count // s.size))
+    y = s.tensor(x.numel() * s.size)
     numbers = Numbers(x)
     return Steps(
         lambda i: numbers.fill(value(i, s.rank)),
@@ -103,8 +111,8 @@ def all_gather(s: Setting) -> Steps:
 
 
 def reduce_scatter(s: Setting) -> Steps:
-    y = torch.empty(max(1, s.count // s.size), dtype=s.dtype)
-    x = torch.empty(y.numel() * s.size, dtype=s.dtype)
+    y = s.tensor(max(1, s.count // s.size))
+    x = s.tensor(y.numel() * s.size)
     numbers, results = Numbers(x), Numbers(y)
     return Steps(
         lambda i: numbers.fill(value(i, s.rank)),
@@ -114,8 +122,8 @@ def reduce_scatter(s: Setting) -> Steps:
 
 
 def all_to_all(s: Setting) -> Steps:
-    x = torch.empty(max(1, s.count // s.size) * s.size, dtype=s.dtype)
-    y = torch.empty_like(x)
+    x = s.tensor(max(1, s.count // s.size) * s.size)
+    y = s.tensor(x.numel())
     numbers = Numbers(x)
     return Steps(
         lambda i: numbers.fill(value(i, s.rank)),
@@ -126,7 +134,7 @@ def all_to_all(s: Setting) -> Steps:
 
 def ping_pong(s: Setting) -> Steps:
     """To the next rank and back; half of it is one message. Ranks beyond the first two rest."""
-    x = torch.empty(s.count, dtype=s.dtype)
+    x = s.tensor(s.count)
     numbers = Numbers(x)
 
     def call() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch_ccl.cli.processes import Place, Processes, processes
 
 WARM_UP = 3
+#: Behind the name of a backend: with tensors of torch_ccl.empty().
+SHARED = ":shared"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ def time_case(case: Case, backend: str, group, rank: int) -> list[float]:
 
     dtype = getattr(torch, case.dtype)
     count = max(1, case.bytes // dtype.itemsize)
-    steps = OPERATIONS[case.op](Setting(rank, case.ranks, count, dtype, group))
+    shared = backend.endswith(SHARED)
+    steps = OPERATIONS[case.op](Setting(rank, case.ranks, count, dtype, group, shared))
     times = []
     for i in range(WARM_UP + case.iterations()):
         steps.fill(i)
@@ -54,11 +57,13 @@ class Timer:
             import torch.testing._internal.distributed.fake_pg  # noqa: F401
         place.join("gloo")
         self._rank = place.rank
-        self._groups = {backend: dist.new_group(backend=backend) for backend in backends}
+        names = dict.fromkeys(backend.removesuffix(SHARED) for backend in backends)
+        self._groups = {name: dist.new_group(backend=name) for name in names}
 
     def __call__(self, request: tuple[Case, str]) -> list[float]:
         case, backend = request
-        return time_case(case, backend, self._groups[backend], self._rank)
+        group = self._groups[backend.removesuffix(SHARED)]
+        return time_case(case, backend, group, self._rank)
 
 
 class Ranks:

@@ -8,8 +8,6 @@ namespace tccl::shm {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
-/// Address space only; a page costs memory once it is touched.
-constexpr std::size_t kArenaBytes = std::size_t{4} << 30;
 constexpr std::size_t kHeadersEnd = std::size_t{64} << 20;  // 16,383 groups at a time
 static_assert(sizeof(LifeSign) <= kPageBytes);
 
@@ -19,9 +17,9 @@ std::size_t whole_pages(std::size_t bytes) {
 
 }  // namespace
 
-Arena::Arena() : memory_(SharedMemory::create(kArenaBytes)) {
+Arena::Arena(std::size_t bytes) : memory_(SharedMemory::create(whole_pages(bytes))) {
   headers_[kPageBytes] = kHeadersEnd - kPageBytes;  // the first page holds the LifeSign
-  data_[kHeadersEnd] = kArenaBytes - kHeadersEnd;
+  data_[kHeadersEnd] = memory_->bytes() - kHeadersEnd;
 }
 
 Lease Arena::lease(std::size_t bytes) { return take(data_, whole_pages(bytes)); }
@@ -36,8 +34,9 @@ Lease Arena::take(FreeList& list, std::size_t bytes) {
     if (available > bytes) list[offset + bytes] = available - bytes;
     return {offset, bytes};
   }
-  throw Error(Errc::system, formatted("no room for {} more bytes in {} bytes of shared memory",
-                                      bytes, kArenaBytes));
+  throw Error(Errc::system, formatted("no room for {} more bytes in {} bytes of shared memory: set "
+                                      "CCL_SHARED_BYTES to more",
+                                      bytes, memory_->bytes()));
 }
 
 void Arena::give_back(const Lease& lease) noexcept {

@@ -17,7 +17,7 @@ struct Lease {
 
 class Arena {
  public:
-  Arena();
+  explicit Arena(std::size_t bytes);
 
   /// Page-aligned and zeroed. Throws Error{system} when the address space of the arena is used up.
   Lease lease(std::size_t bytes);

@@ -12,7 +12,7 @@
 namespace tccl {
 
 /// A smaller piece is copied sooner than lent: a lender has to wait until all have read.
-inline constexpr std::size_t kLendBytes = std::size_t{32} << 10;
+inline constexpr std::size_t kLendBytes = std::size_t{16} << 10;
 
 inline bool disjoint(std::span<const std::byte> a, std::span<const std::byte> b) {
   const std::less_equal<> before;  // also for unrelated pointers

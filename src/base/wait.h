@@ -44,8 +44,9 @@ struct Patience {
 /// Every rank can have a core of its own. A yield costs as much as a small collective, so spin for
 /// as long as ranks are usually apart.
 inline constexpr Patience kPatient{std::chrono::microseconds(20), std::chrono::microseconds(100)};
-/// There are more ranks than cores: whoever spins keeps another from running.
-inline constexpr Patience kCrowded{std::chrono::microseconds(0), std::chrono::microseconds(50)};
+/// There are more ranks than cores: whoever spins keeps another from running. Whoever sleeps may
+/// leave a core idle, which takes tens of microseconds to come back.
+inline constexpr Patience kCrowded{std::chrono::microseconds(0), std::chrono::microseconds(500)};
 
 /// A sleeper looks for dead peers this often: no system call tells it of a death at once, and
 /// 250 looks a second cost well under a percent of a core.

@@ -5,7 +5,7 @@ import mmap
 import pytest
 import ranks  # noqa: F401  (its server of processes has torch loaded)
 import torch
-from torch_ccl.cli import processes
+from torch_ccl.cli import footprint, processes
 from torch_ccl.cli.decoder import Shape
 from torch_ccl.cli.footprint_ranks import resident_kib
 from torch_ccl.cli.programs import check_losses, ddp_step, decode
@@ -60,3 +60,11 @@ def test_memory_that_is_held_is_seen_and_freed_memory_is_not():
     del private
     shared.close()
     assert resident_kib()["Pss"] - before["Pss"] < 1 << 10
+
+
+def test_the_footprint_is_measured():
+    """Two ranks and short waits; the parts themselves, not their figures."""
+    rows = footprint.waiting(1, lambda: None, wait_s=0.2)
+    rows += footprint.memory(1, lambda: None, size=2)
+    rows += footprint.start(1, lambda: None, sizes=(2,))
+    assert all(row["median"] is not None for row in rows) and len(rows) == 3 + 6 + 3

@@ -23,7 +23,7 @@ class Setting:
     count: int
     dtype: torch.dtype
     group: dist.ProcessGroup
-    shared: bool  # tensors of torch_ccl.empty() instead of ordinary ones
+    shared: bool = False  # tensors of torch_ccl.empty() instead of ordinary ones
 
     def tensor(self, count: int) -> torch.Tensor:
         empty = torch_ccl.empty if self.shared else torch.empty

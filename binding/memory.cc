@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "context.h"
+#include "errors.h"
 #include "tccl/error.h"
 
 namespace torch_ccl {
@@ -20,6 +21,7 @@ at::Tensor empty_shared(at::IntArrayRef size, const at::TensorOptions& options) 
   try {
     memory = context()->allocate(bytes);
   } catch (const tccl::Error& error) {
+    if (error.code() != tccl::Errc::system) throw_as_torch(error);
     TORCH_WARN_ONCE("ccl: an ordinary tensor instead of a shared one: ", error.what());
     return at::empty(size, options);
   }

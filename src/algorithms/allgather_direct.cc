@@ -23,6 +23,7 @@ void allgather_direct(Board& board, const Call& call) {
   const std::size_t per_step = piece_size(longest, board.chunk_bytes());
   const std::size_t own_bytes = call.output_from(board.rank()).size();
   const bool lendable = keeps_input(board, call);
+  const std::size_t whole = longest * static_cast<std::size_t>(board.size());
   const std::uint32_t steps = steps_for(longest, per_step);
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Range own = piece(own_bytes, per_step, step);
@@ -33,11 +34,11 @@ void allgather_direct(Board& board, const Call& call) {
       if (peer == board.rank()) continue;
       const auto target = call.output_from(peer);
       const Range theirs = piece(target.size(), per_step, step);
-      call.copy(target.data() + theirs.begin, published(board, peer, step, theirs.count),
-                theirs.count);
+      call.copy_out(target.data() + theirs.begin, published(board, peer, step, theirs.count),
+                    theirs.count, whole);
     }
   }
-  call.copy(call.output_from(board.rank()).data(), call.in(), own_bytes);
+  call.copy_out(call.output_from(board.rank()).data(), call.in(), own_bytes, whole);
 }
 
 }  // namespace tccl

@@ -16,8 +16,8 @@ void broadcast_direct(Board& board, const Call& call) {
     if (is_root) publish(board, call, slot, call.in() + piece.begin, piece.count);
     board.post();
     if (!is_root)
-      call.copy(call.out() + piece.begin, published(board, call.root(), step, piece.count),
-                piece.count);
+      call.copy_out(call.out() + piece.begin, published(board, call.root(), step, piece.count),
+                    piece.count, call.bytes());
   }
 }
 

@@ -64,6 +64,8 @@ class Call {
 
   /// memcpy with the workers' help, from kSplitBytes per thread. `to` may be `from`.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
+  /// The same into a result of `whole` bytes: past the caches if it is large.
+  void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole) const;
 
   /// Reduces `bytes` bytes of one source per rank, in rank order; with help like copy().
   /// `copy` may be a second destination.
@@ -71,6 +73,8 @@ class Call {
               std::byte* copy = nullptr) const;
 
  private:
+  void copy_by(void (*copy)(void*, const void*, std::size_t), std::byte* to, const std::byte* from,
+               std::size_t bytes) const;
   [[nodiscard]] std::size_t offset(int rank) const {
     return static_cast<std::size_t>(rank) * bytes();
   }

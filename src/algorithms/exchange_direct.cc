@@ -96,19 +96,19 @@ void copy_in(const Board& board, const Call& call, const Places& places, std::by
   }
 }
 
-void copy_out(const Board& board, const Call& call, const Places& places, int from,
-              const std::byte* slot, std::size_t begin, std::size_t piece_bytes) {
-  if (from == board.rank() || !takes_part(call, from, board.rank())) return;
+/// One piece of what comes from a rank, of which at most `largest` bytes come from each.
+void copy_out(const Board& board, const Call& call, int from, const std::byte* piece,
+              std::size_t begin, std::size_t piece_bytes, std::size_t largest) {
   const auto data = incoming(call, from);
   const Range in = part_behind(data.size(), begin, piece_bytes);
-  if (in.count != 0)
-    call.copy(data.data() + in.begin, slot + places.offset(board.rank(), piece_bytes), in.count);
+  call.copy_out(data.data() + in.begin, piece, in.count,
+                largest * static_cast<std::size_t>(board.size()));
 }
 
 void copy_own(const Board& board, const Call& call) {
   if (!takes_part(call, board.rank(), board.rank())) return;
   const auto from = outgoing(call, board.rank());
-  if (!from.empty()) call.copy(incoming(call, board.rank()).data(), from.data(), from.size());
+  if (!from.empty()) copy_out(board, call, board.rank(), from.data(), 0, from.size(), from.size());
 }
 
 /// All that this rank sends, if it lies in one piece of memory and nothing that comes in overwrites
@@ -131,10 +131,7 @@ bool lend_to_readers(Board& board, const Call& call, const Board::Slot& slot,
                      std::span<const std::byte> own) {
   const Op op = call.operation().op;
   const bool gathers = op == Op::gather || op == Op::gatherv;
-  if (!own.empty())
-    return lend(board, slot, own.data(), own.size(), gathers ? call.root() : Board::kEveryone);
-  lend_nothing(slot);
-  return false;
+  return lend(board, slot, own, gathers ? call.root() : Board::kEveryone);
 }
 
 /// All that lies behind the first `begin` bytes of what each pair exchanges, `largest` at most.
@@ -157,13 +154,10 @@ void exchange(Board& board, const Call& call, const Places& places, std::size_t 
       if (from == board.rank() || !takes_part(call, from, board.rank())) continue;
       const Board::PeerSlot theirs = board.await(from, first_step + step);
       const std::byte* lent = in_line ? nullptr : borrow(board, from, theirs);
-      const auto data = incoming(call, from);
-      const Range in = part_behind(data.size(), begin, per_rank);
-      call.copy(data.data() + in.begin,
-                lent != nullptr
-                    ? lent + before_mine(from) + in.begin
-                    : theirs.input_of(step_bytes) + places.offset(board.rank(), per_rank),
-                in.count);
+      const std::byte* piece =
+          lent != nullptr ? lent + before_mine(from) + begin
+                          : theirs.input_of(step_bytes) + places.offset(board.rank(), per_rank);
+      copy_out(board, call, from, piece, begin, per_rank, largest);
     }
   }
 }
@@ -213,8 +207,10 @@ void exchange_uneven(Board& board, const Call& call) {
   const std::size_t largest = check_sizes(board, sizes);
   const std::vector<std::size_t> before_mine = bytes_before(board, sizes);
   for (int from = 0; from < board.size(); ++from)
-    if (from != board.rank())
-      copy_out(board, call, places, from, board.await(from, 0).result, 0, first_piece);
+    if (from != board.rank() && takes_part(call, from, board.rank()))
+      copy_out(board, call, from,
+               board.await(from, 0).result + places.offset(board.rank(), first_piece), 0,
+               first_piece, largest);
   if (largest > first_piece)
     exchange(board, call, places, largest, first_piece, 1,
              [&](int from) { return before_mine[static_cast<std::size_t>(from)]; });

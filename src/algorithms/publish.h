@@ -19,15 +19,14 @@ inline bool disjoint(std::span<const std::byte> a, std::span<const std::byte> b)
   return before(a.data() + a.size(), b.data()) || before(b.data() + b.size(), a.data());
 }
 
-/// Says in the line of an open step where the input of this rank is: at `memory`, if that is so.
-inline bool lend(Board& board, const Board::Slot& slot, const void* memory, std::size_t bytes,
+/// Says in the line of an open step where the input of this rank is: at `memory`, if it can be
+/// reached there, or in the slot.
+inline bool lend(Board& board, const Board::Slot& slot, std::span<const std::byte> memory,
                  int reader = Board::kEveryone) {
-  const Board::Place place = bytes >= kLendBytes ? board.lend(memory, bytes, reader) : 0;
+  const bool large = memory.size() >= kLendBytes;
+  const Board::Place place = large ? board.lend(memory.data(), memory.size(), reader) : 0;
   std::memcpy(slot.line, &place, sizeof place);
   return place != 0;
-}
-inline void lend_nothing(const Board::Slot& slot) {
-  std::memset(slot.line, 0, sizeof(Board::Place));
 }
 
 /// What lend() gave on the other side, or null.
@@ -41,12 +40,8 @@ inline const std::byte* borrow(Board& board, int peer, const Board::PeerSlot& sl
 /// the operation ends.
 inline void publish(Board& board, const Call& call, const Board::Slot& slot, const std::byte* data,
                     std::size_t bytes, int reader = Board::kEveryone, bool lendable = true) {
-  if (bytes > Board::kLineBytes) {
-    if (!lendable)
-      lend_nothing(slot);
-    else if (lend(board, slot, data, bytes, reader))
-      return;
-  }
+  const std::span<const std::byte> memory(data, lendable ? bytes : 0);
+  if (bytes > Board::kLineBytes && lend(board, slot, memory, reader)) return;
   call.copy(slot.input_of(bytes), data, bytes);
 }
 

@@ -33,16 +33,14 @@ void copy_in(const Board& board, const Call& call, std::byte* slot, std::size_t 
   }
 }
 
-std::size_t all_bytes(const Board& board, const Call& call) {
-  return call.bytes() * static_cast<std::size_t>(board.size());
-}
-
-/// Whether the input is one tensor (a list would need a place for each block) that the result does
-/// not overwrite, but for the block that only this rank reads.
-bool keeps_input(const Board& board, const Call& call) {
-  if (!call.operation().in_blocks.empty()) return false;
-  return call.out() == call.input_for(board.rank()).data() ||
-         disjoint({call.out(), call.bytes()}, {call.in(), all_bytes(board, call)});
+/// The input, if it is one tensor (a list would need a place for each block) that the result does
+/// not overwrite, but for the block that only this rank reads; else nothing.
+std::span<const std::byte> lendable(const Board& board, const Call& call) {
+  if (!call.operation().in_blocks.empty()) return {};
+  const std::span all(call.in(), call.bytes() * static_cast<std::size_t>(board.size()));
+  const bool kept = call.out() == call.input_for(board.rank()).data() ||
+                    disjoint({call.out(), call.bytes()}, all);
+  return kept ? all : std::span<const std::byte>();
 }
 
 }  // namespace
@@ -53,17 +51,14 @@ void reduce_scatter_direct(Board& board, const Call& call) {
   const std::size_t per_rank = piece_bytes(board, call, longest);
   const std::size_t step_bytes = per_rank * static_cast<std::size_t>(board.size());
   const bool in_line = step_bytes <= Board::kLineBytes;
-  const bool lendable = keeps_input(board, call);
+  const std::span<const std::byte> lendable_input = lendable(board, call);
 
   Sources sources(board.size());
   const std::uint32_t steps = steps_for(longest, per_rank);
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Board::Slot slot = board.open_step();
-    const bool lent = lendable && !in_line && lend(board, slot, call.in(), all_bytes(board, call));
-    if (!lent) {
-      if (!in_line) lend_nothing(slot);
+    if (in_line || !lend(board, slot, lendable_input))
       copy_in(board, call, slot.input_of(step_bytes), per_rank, step);
-    }
     board.post();
     const auto own = call.input_for(self);
     const Range piece = tccl::piece(own.size(), per_rank, step);

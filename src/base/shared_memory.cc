@@ -44,13 +44,19 @@ void forget_expired(Cache& cache) {
 
 }  // namespace
 
+std::size_t page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
 SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Digest& id)
     : fd_(std::move(fd)), bytes_(bytes), id_(id), owner_(::getpid()) {
   void* address =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (address == MAP_FAILED) throw_system_error("mmap(shared memory)");
   base_ = static_cast<std::byte*>(address);
-  // Forked children (data-loader workers) neither keep the memory alive nor write to it.
+  // Forked children (data-loader workers) neither keep the memory alive nor write to it, but for
+  // what inherit_in_child() allows.
   inherit_in_child(0, bytes, false);
   ::madvise(address, bytes, MADV_DONTDUMP);
 }
@@ -100,11 +106,14 @@ void SharedMemory::make_private(std::size_t offset, std::size_t bytes) {
   }
 }
 
-void SharedMemory::make_shared(std::size_t offset, std::size_t bytes) noexcept {
-  ::mmap(base_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
-         fd_.get(), static_cast<off_t>(offset));
+bool SharedMemory::make_shared(std::size_t offset, std::size_t bytes) noexcept {
+  const void* address =
+      ::mmap(base_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+             fd_.get(), static_cast<off_t>(offset));
+  if (address == MAP_FAILED) return false;
   inherit_in_child(offset, bytes, false);
   ::madvise(base_ + offset, bytes, MADV_DONTDUMP);
+  return true;
 }
 
 }  // namespace tccl

@@ -13,6 +13,9 @@
 
 namespace tccl {
 
+/// Of this machine.
+std::size_t page_bytes();
+
 class SharedMemory {
  public:
   /// A new segment, zeroed.
@@ -38,9 +41,9 @@ class SharedMemory {
   /// Puts pages of this process alone, with the same contents, at the addresses of a range, while
   /// other processes keep the pages that were there. Throws Error{system}.
   void make_private(std::size_t offset, std::size_t bytes);
-  /// Puts the segment's own pages there again.
-  void make_shared(std::size_t offset, std::size_t bytes) noexcept;
-  /// In a forked child: lets go of the descriptor. The mapping was not inherited.
+  /// Puts the segment's own pages there again. False if the system refuses.
+  bool make_shared(std::size_t offset, std::size_t bytes) noexcept;
+  /// In a forked child: lets go of the descriptor. Of the mapping it has what it was to inherit.
   void drop_in_child() noexcept { fd_.reset(); }
 
  private:

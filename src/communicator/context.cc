@@ -46,6 +46,9 @@ ContextImpl::ContextImpl(Options options)
       self_(std::make_shared<Peer>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
       drivers_(std::make_unique<Drivers>()) {
+  arena_->set_reserve([heap = std::weak_ptr(heap_)] {
+    if (const auto alive = heap.lock()) alive->give_back_cache();
+  });
   auto* life = new (arena_->memory()->base()) LifeSign();
   life->token = random_digest();
   progress_ = std::make_unique<Progress>(std::shared_ptr<Knocks>(arena_->memory(), &life->knocks));

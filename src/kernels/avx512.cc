@@ -8,5 +8,8 @@ void reduce_avx512(const Job& job) { reduce_job(job); }
 void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors(to, from, bytes);
 }
+void stream_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+  stream_vectors(to, from, bytes);
+}
 
 }  // namespace tccl::kernels

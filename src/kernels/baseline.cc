@@ -8,5 +8,8 @@ void reduce_baseline(const Job& job) { reduce_job(job); }
 void copy_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors(to, from, bytes);
 }
+void stream_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+  stream_vectors(to, from, bytes);
+}
 
 }  // namespace tccl::kernels

@@ -11,4 +11,7 @@ namespace tccl::kernels {
 
 void copy(void* to, const void* from, std::size_t bytes);
 
+/// The same, past the caches: for what is too large to stay in them until it is used.
+void stream(void* to, const void* from, std::size_t bytes);
+
 }  // namespace tccl::kernels

@@ -43,6 +43,11 @@ void reduce(void* destination, std::span<const void* const> sources, std::size_t
                          factors.data(), dtype, op});
 }
 
+void stream(void* to, const void* from, std::size_t bytes) {
+  best_variant().stream(static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from),
+                        bytes);
+}
+
 void copy(void* to, const void* from, std::size_t bytes) {
   constexpr std::size_t kByLibrary = 2048;  // up to here the C library uses vectors as well
   if (bytes <= kByLibrary) {

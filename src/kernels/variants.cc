@@ -11,9 +11,13 @@ void reduce_avx2(const Job& job);
 void reduce_avx512(const Job& job);
 void reduce_avx512_bf16(const Job& job);
 void copy_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void stream_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void stream_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void stream_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void stream_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
 
 namespace {
 
@@ -33,11 +37,11 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 #endif
 
 constexpr Variant kVariants[] = {
-    {"baseline", always, reduce_baseline, copy_baseline},
+    {"baseline", always, reduce_baseline, copy_baseline, stream_baseline},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, reduce_avx2, copy_avx2},
-    {"avx512", has_avx512, reduce_avx512, copy_avx512},
-    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16},
+    {"avx2", has_avx2, reduce_avx2, copy_avx2, stream_avx2},
+    {"avx512", has_avx512, reduce_avx512, copy_avx512, stream_avx512},
+    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16, stream_avx512_bf16},
 #endif
 };
 

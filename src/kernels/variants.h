@@ -13,6 +13,7 @@ struct Variant {
   bool (*usable)();  // on this CPU
   void (*reduce)(const Job& job);
   void (*copy)(unsigned char* to, const unsigned char* from, std::size_t bytes);
+  void (*stream)(unsigned char* to, const unsigned char* from, std::size_t bytes);
 };
 
 /// From the plainest to the best; the first is always usable.

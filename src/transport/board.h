@@ -58,8 +58,9 @@ class Board {
   [[nodiscard]] virtual Place place_of(const void* memory, std::size_t bytes) const = 0;
   /// A peer's memory at a place that it named in this operation.
   [[nodiscard]] virtual std::byte* at(int peer, Place place) const = 0;
-  /// Lets `reader` read this memory in place instead of a slot, if it can be reached. The operation
-  /// then ends here only when those who have borrowed it have ended it.
+  /// Lets `reader` read this memory in place instead of a slot, if it can be reached. Everyone to
+  /// whom it was lent must borrow it in the same operation, which ends here when they have ended
+  /// it.
   virtual Place lend(const void* memory, std::size_t bytes, int reader) = 0;
   virtual const std::byte* borrow(int peer, Place place) = 0;
   /// From the next post() to the end of the operation, peers may write there; if it fails, what

@@ -67,8 +67,19 @@ def test_memory_that_ranks_share(ranks, cases):
     conformance(ranks, cases, *SHARED)
 
 
-def test_sequence_numbers_wrap():
-    conformance(3, 300, "--first-sequence", 2**32 - 3)
+@pytest.mark.parametrize("chunk", [16, 1000, 100_001], ids=["tiny", "small", "odd"])
+def test_shared_memory_and_awkward_slots(chunk):
+    conformance(3, 100, *SHARED, "--chunk-bytes", chunk)
+
+
+@pytest.mark.parametrize("more", [[], ["--shared"]], ids=["slots", "shared"])
+def test_sequence_numbers_wrap(more):
+    conformance(3, 300, "--first-sequence", 2**32 - 3, *more)
+
+
+@pytest.mark.tsan
+def test_shared_memory_with_ranks_as_threads():
+    conformance(3, 100, *SHARED, "--threads")
 
 
 @pytest.mark.tsan

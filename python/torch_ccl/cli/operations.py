@@ -49,7 +49,7 @@ class Numbers:
 
     def __init__(self, tensor: torch.Tensor):
         self._dtype = tensor.dtype
-        # Both parts of a complex number get the same value.
+        # Of complex128 both parts get the same value.
         integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
         self._integers = integers[tensor.dtype.itemsize]
         self._codes = tensor.view(self._integers).numpy()  # in the tensor's own memory

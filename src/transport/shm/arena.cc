@@ -7,36 +7,44 @@
 namespace tccl::shm {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kHeadersEnd = std::size_t{64} << 20;  // 16,383 groups at a time
-static_assert(sizeof(LifeSign) <= kPageBytes);
+static_assert(sizeof(LifeSign) <= 4096);
 
 std::size_t whole_pages(std::size_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
 }
 
 }  // namespace
 
 Arena::Arena(std::size_t bytes) : memory_(SharedMemory::create(whole_pages(bytes))) {
-  headers_[kPageBytes] = kHeadersEnd - kPageBytes;  // the first page holds the LifeSign
+  headers_[page_bytes()] = kHeadersEnd - page_bytes();  // the first page holds the LifeSign
   data_[kHeadersEnd] = memory_->bytes() - kHeadersEnd;
 }
 
 Lease Arena::lease(std::size_t bytes) { return take(data_, whole_pages(bytes)); }
-Lease Arena::lease_header() { return take(headers_, kPageBytes); }
+Lease Arena::lease_header() { return take(headers_, page_bytes()); }
 
 Lease Arena::take(FreeList& list, std::size_t bytes) {
+  if (const auto lease = try_take(list, bytes)) return *lease;
+  if (give_back_reserve_) {
+    give_back_reserve_();
+    if (const auto lease = try_take(list, bytes)) return *lease;
+  }
+  throw Error(Errc::system, formatted("no room for {} more bytes in {} bytes of shared memory: set "
+                                      "CCL_SHARED_BYTES to more",
+                                      bytes, memory_->bytes()));
+}
+
+std::optional<Lease> Arena::try_take(FreeList& list, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   for (auto it = list.begin(); it != list.end(); ++it) {
     const auto [offset, available] = *it;
     if (available < bytes) continue;
     list.erase(it);
     if (available > bytes) list[offset + bytes] = available - bytes;
-    return {offset, bytes};
+    return Lease{offset, bytes};
   }
-  throw Error(Errc::system, formatted("no room for {} more bytes in {} bytes of shared memory: set "
-                                      "CCL_SHARED_BYTES to more",
-                                      bytes, memory_->bytes()));
+  return std::nullopt;
 }
 
 void Arena::give_back(const Lease& lease) noexcept {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "base/shared_memory.h"
 
@@ -18,6 +20,9 @@ struct Lease {
 class Arena {
  public:
   explicit Arena(std::size_t bytes);
+
+  /// Called, without a lock, when there is no room; what it gives back is then looked at once more.
+  void set_reserve(std::function<void()> give_back) { give_back_reserve_ = std::move(give_back); }
 
   /// Page-aligned and zeroed. Throws Error{system} when the address space of the arena is used up.
   Lease lease(std::size_t bytes);
@@ -33,8 +38,10 @@ class Arena {
  private:
   using FreeList = std::map<std::size_t, std::size_t>;  // offset -> bytes, neighbours merged
   Lease take(FreeList& list, std::size_t bytes);
+  std::optional<Lease> try_take(FreeList& list, std::size_t bytes);
 
   std::shared_ptr<SharedMemory> memory_;
+  std::function<void()> give_back_reserve_;
   std::mutex mutex_;
   FreeList headers_;
   FreeList data_;

@@ -31,7 +31,6 @@ Group::Group(Arena& arena, Identity identity, RegionLayout layout)
   mine_->body_offset = leases_.back().offset;
   for (StepLine& line : mine_->steps)
     line.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
-  mine_->returned.store(identity_.first_sequence - 1, std::memory_order_relaxed);
   mine_->uid.store(identity_.uid, std::memory_order_release);  // pairs with absence()
 }
 
@@ -68,6 +67,11 @@ void Group::keep(std::shared_ptr<const void> thing) {
   kept_.push_back(std::move(thing));
 }
 
+bool Group::has_failed_for(int rank) const noexcept {
+  return region(rank).uid.load(std::memory_order_acquire) == identity_.uid &&
+         region(rank).poisoned_by.load(std::memory_order_acquire) != 0;  // pairs with poison()
+}
+
 Error Group::failure_seen_by(int rank) const {
   const auto reporter = region(rank).poisoned_by.load(std::memory_order_acquire);
   const FailureRecord& record = region(static_cast<int>(reporter) - 1).failure;
@@ -79,9 +83,7 @@ Error Group::loss_of(int rank, const std::string& operation) const {
   if (absence(rank) == Absence::died)
     return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {rank}};
   // It may have left because the group failed, before whoever saw the failure could tell us.
-  if (region(rank).uid.load(std::memory_order_acquire) == identity_.uid &&
-      region(rank).poisoned_by.load(std::memory_order_acquire) != 0)
-    return failure_seen_by(rank);
+  if (has_failed_for(rank)) return failure_seen_by(rank);
   return {Errc::peer_lost,
           formatted("{} left group {}, but {} needs it", who(rank), identity_.name, operation),
           {rank}};

@@ -76,6 +76,9 @@ class Group {
   }
   /// Why it failed; call only after failed().
   [[nodiscard]] Error failure() const { return failure_seen_by(rank()); }
+  /// Whether that rank has been told. `failure_seen_by` it says why.
+  [[nodiscard]] bool has_failed_for(int rank) const noexcept;
+  [[nodiscard]] Error failure_seen_by(int rank) const;
   /// Why `operation` cannot do without `rank`, which is absent.
   [[nodiscard]] Error loss_of(int rank, const std::string& operation) const;
   /// Declares the group dead for all members. The first reason stays. Returns that reason.
@@ -89,7 +92,6 @@ class Group {
  private:
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   void poison(Region& region) noexcept;
-  [[nodiscard]] Error failure_seen_by(int rank) const;
 
   Arena& arena_;
   Identity identity_;

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 
+#include "base/format.h"
+#include "base/log.h"
+#include "tccl/error.h"
+
 namespace tccl::shm {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-/// What is kept beyond this goes back to the system.
 constexpr std::size_t kCachedAtMost = std::size_t{1} << 30;
 
 }  // namespace
@@ -17,79 +19,106 @@ constexpr std::size_t kCachedAtMost = std::size_t{1} << 30;
 /// peers, so nobody else gets them before both the block and the failed group have let go.
 class Heap::Detached {
  public:
-  Detached(std::shared_ptr<Arena> arena, Lease range) : arena_(std::move(arena)), range_(range) {
-    arena_->memory()->make_private(range_.offset, range_.bytes);
-  }
+  Detached(std::shared_ptr<Arena> arena, Lease range)
+      : arena_(std::move(arena)), range_(range), owner_(::getpid()) {}
   ~Detached() {
-    arena_->memory()->make_shared(range_.offset, range_.bytes);
-    arena_->give_back(range_);
+    if (::getpid() != owner_) return;
+    // A range that cannot be mapped again is lost.
+    if (!is_private_ || arena_->memory()->make_shared(range_.offset, range_.bytes))
+      arena_->give_back(range_);
   }
   Detached(const Detached&) = delete;
   Detached& operator=(const Detached&) = delete;
+
+  void make_private() {
+    arena_->memory()->make_private(range_.offset, range_.bytes);
+    is_private_ = true;
+  }
   [[nodiscard]] const Lease& range() const { return range_; }
+  [[nodiscard]] std::size_t end() const { return range_.offset + range_.bytes; }
 
  private:
   std::shared_ptr<Arena> arena_;
   Lease range_;
+  pid_t owner_;
+  bool is_private_ = false;
 };
 
-Heap::Heap(std::shared_ptr<Arena> arena) : arena_(std::move(arena)), owner_(::getpid()) {}
+Heap::Heap(std::shared_ptr<Arena> arena)
+    : arena_(std::move(arena)),
+      cached_at_most_(std::min(kCachedAtMost, arena_->memory()->bytes() / 8)),
+      owner_(::getpid()) {}
 
 std::shared_ptr<void> Heap::allocate(std::size_t bytes) {
-  bytes = std::max<std::size_t>(1, (bytes + kPage - 1) / kPage) * kPage;
-  Lease block;
-  if (!take_from_cache(bytes, block)) {
+  bytes = std::clamp<std::size_t>(bytes, 1, arena_->memory()->bytes());  // more does not fit either
+  bytes = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  std::optional<Lease> block = take_from_cache(bytes);
+  if (!block) {
     block = arena_->lease(bytes);
-    arena_->memory()->inherit_in_child(block.offset, block.bytes, true);
+    arena_->memory()->inherit_in_child(block->offset, block->bytes, true);
   }
-  return {arena_->at(block),
-          [heap = shared_from_this(), block](void* /*memory*/) { heap->release(block); }};
+  return {arena_->at(*block),
+          [heap = shared_from_this(), block = *block](void* /*memory*/) { heap->release(block); }};
 }
 
-bool Heap::take_from_cache(std::size_t bytes, Lease& block) {
+std::optional<Lease> Heap::take_from_cache(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = cache_.lower_bound(bytes);
-  if (found == cache_.end() || found->first > bytes + bytes / 4) return false;
-  block = found->second;
+  if (found == cache_.end() || found->first > bytes + bytes / 4) return std::nullopt;
+  const Lease block = found->second;
   cached_bytes_ -= block.bytes;
   cache_.erase(found);
+  return block;
+}
+
+void Heap::release(const Lease& block) noexcept {
+  if (::getpid() != owner_) return;
+  const std::lock_guard lock(mutex_);
+  try {
+    if (any_detached_.load(std::memory_order_relaxed) && give_back_but_detached(block)) return;
+    if (cached_bytes_ + block.bytes <= cached_at_most_) {
+      cache_.emplace(block.bytes, block);
+      cached_bytes_ += block.bytes;
+      return;
+    }
+  } catch (const std::bad_alloc&) {  // then it is not kept
+  }
+  give_back(block);
+}
+
+void Heap::give_back_cache() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [bytes, block] : cache_) give_back(block);
+  cache_.clear();
+  cached_bytes_ = 0;
+}
+
+void Heap::give_back(const Lease& block) noexcept {
+  arena_->memory()->inherit_in_child(block.offset, block.bytes, false);
+  arena_->give_back(block);
+}
+
+/// If parts of the block are detached, gives the rest of it back; else does nothing.
+bool Heap::give_back_but_detached(const Lease& block) {
+  const auto first = detached_.lower_bound(block.offset);
+  const auto last = detached_.lower_bound(block.offset + block.bytes);
+  if (first == last) return false;
+  std::size_t begin = block.offset;
+  for (auto part = first; part != last; ++part) {
+    if (begin < part->first) give_back({begin, part->first - begin});
+    begin = part->second->end();
+  }
+  const std::size_t end = block.offset + block.bytes;
+  if (begin < end) give_back({begin, end - begin});
+  detached_.erase(first, last);
   return true;
 }
 
-void Heap::release(Lease block) noexcept {
-  if (::getpid() != owner_) return;
-  const std::lock_guard lock(mutex_);
-  if (any_detached_ && give_back_but_detached(block) != 0) return;
-  cache_.emplace(block.bytes, block);
-  cached_bytes_ += block.bytes;
-  while (cached_bytes_ > kCachedAtMost) {
-    const auto largest = std::prev(cache_.end());
-    cached_bytes_ -= largest->first;
-    arena_->memory()->inherit_in_child(largest->second.offset, largest->second.bytes, false);
-    arena_->give_back(largest->second);
-    cache_.erase(largest);
-  }
-}
-
-/// If parts of the block are detached: gives the rest of it back. Returns the number of parts.
-std::size_t Heap::give_back_but_detached(const Lease& block) {
-  const auto first = detached_.lower_bound(block.offset);
-  const auto last = detached_.lower_bound(block.offset + block.bytes);
-  if (first == last) return 0;
-  std::size_t parts = 0;
-  std::size_t begin = block.offset;
-  const auto give_back_up_to = [&](std::size_t end) {
-    if (begin == end) return;
-    arena_->memory()->inherit_in_child(begin, end - begin, false);
-    arena_->give_back({begin, end - begin});
-  };
-  for (auto part = first; part != last; ++part, ++parts) {
-    give_back_up_to(part->first);
-    begin = part->first + part->second->range().bytes;
-  }
-  give_back_up_to(block.offset + block.bytes);
-  detached_.erase(first, last);
-  return parts;
+std::shared_ptr<Heap::Detached> Heap::detached_in(std::size_t begin, std::size_t end) const {
+  const auto next = detached_.lower_bound(end);
+  if (next == detached_.begin()) return nullptr;
+  const auto& before = std::prev(next)->second;
+  return before->end() > begin ? before : nullptr;
 }
 
 std::optional<std::uint64_t> Heap::place_of(const void* begin, std::size_t bytes) const {
@@ -97,26 +126,29 @@ std::optional<std::uint64_t> Heap::place_of(const void* begin, std::size_t bytes
   const auto base = reinterpret_cast<std::uintptr_t>(arena_->memory()->base());
   if (address < base || address - base >= arena_->memory()->bytes()) return std::nullopt;
   const std::size_t offset = address - base;
-  if (any_detached_.load(std::memory_order_acquire)) {
+  if (any_detached_.load(std::memory_order_acquire)) {  // pairs with detach()
     const std::lock_guard lock(mutex_);
-    const auto next = detached_.lower_bound(offset + bytes);
-    if (next != detached_.begin()) {
-      const Lease& before = std::prev(next)->second->range();
-      if (before.offset + before.bytes > offset) return std::nullopt;
-    }
+    if (detached_in(offset, offset + bytes)) return std::nullopt;
   }
   return offset;
 }
 
 std::shared_ptr<const void> Heap::detach(std::byte* begin, std::size_t bytes) {
   const auto from = static_cast<std::size_t>(begin - arena_->memory()->base());
-  const std::size_t first = (from + kPage - 1) / kPage * kPage;
-  const std::size_t end = (from + bytes) / kPage * kPage;
+  const std::size_t first = (from + page_bytes() - 1) / page_bytes() * page_bytes();
+  const std::size_t end = (from + bytes) / page_bytes() * page_bytes();
   if (first >= end) return nullptr;
   const std::lock_guard lock(mutex_);
-  auto detached = std::make_shared<Detached>(arena_, Lease{first, end - first});
+  if (auto known = detached_in(first, end)) return known;  // by another group that failed
+  const auto detached = std::make_shared<Detached>(arena_, Lease{first, end - first});
   detached_[first] = detached;
   any_detached_.store(true, std::memory_order_release);  // pairs with place_of()
+  try {
+    detached->make_private();
+  } catch (const Error& error) {
+    log_warning(
+        formatted("late ranks may write to the tensor of a failed operation: {}", error.what()));
+  }
   return detached;
 }
 

@@ -2,6 +2,8 @@
 // copy them into slots. Part of the arena, which the peers map anyway. Thread-safe.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -25,24 +27,30 @@ class Heap : public std::enable_shared_from_this<Heap> {
   /// The offset at which the peers find this memory, if all of it is theirs to find.
   [[nodiscard]] std::optional<std::uint64_t> place_of(const void* begin, std::size_t bytes) const;
 
-  /// Puts private pages with the same contents under the whole pages of a range, for an operation
-  /// that failed: peers that are late write to the pages that were there, which are kept until the
-  /// returned handle is let go. The memory has no place any more.
+  /// For the output of an operation that failed: puts private pages with the same contents under
+  /// the whole pages of a range, so that peers that are late write to the pages that were there.
+  /// Those, and if the system refuses also these, are kept from others until the returned handle
+  /// is let go. The memory has no place any more.
   std::shared_ptr<const void> detach(std::byte* begin, std::size_t bytes);
+
+  /// Freed blocks that are kept for the next allocation go back to the arena.
+  void give_back_cache() noexcept;
 
  private:
   class Detached;
-  using Cache = std::multimap<std::size_t, Lease>;  // by size
-  void release(Lease block) noexcept;
-  bool take_from_cache(std::size_t bytes, Lease& block);
-  std::size_t give_back_but_detached(const Lease& block);
+  std::optional<Lease> take_from_cache(std::size_t bytes);
+  void release(const Lease& block) noexcept;
+  void give_back(const Lease& block) noexcept;
+  bool give_back_but_detached(const Lease& block);
+  [[nodiscard]] std::shared_ptr<Detached> detached_in(std::size_t begin, std::size_t end) const;
 
   const std::shared_ptr<Arena> arena_;
+  const std::size_t cached_at_most_;
   const pid_t owner_;  // in a forked child nothing here may be touched
   mutable std::mutex mutex_;
-  Cache cache_;  // freed, with its pages: they cost a fault each to get again
+  std::multimap<std::size_t, Lease> cache_;  // by size; with their pages, which cost a fault each
   std::size_t cached_bytes_ = 0;
-  std::map<std::size_t, std::shared_ptr<Detached>> detached_;  // by offset
+  std::map<std::size_t, std::shared_ptr<Detached>> detached_;  // by offset; they do not overlap
   std::atomic<bool> any_detached_{false};                      // ever
 };
 

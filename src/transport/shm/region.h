@@ -1,9 +1,9 @@
 // The layout of one rank's part of a group in its own shared memory, which its peers map: a header
 // page (Region) and a body with one line per peer and the slots.
 //
-// Only the owner writes, with two exceptions, each a single atomic word: a peer may ring a bell and
-// poison a region. A region is given back only when every peer
-// has left the group or died (see Group::try_reclaim), so a late write never hits someone else's.
+// Only the owner writes here, with two exceptions, each a single atomic word: a peer may ring a
+// bell and poison a region. A region is given back only when every peer has left the group or died
+// (see Group::try_reclaim), so a late write never hits someone else's.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +69,7 @@ struct Region {
   std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
   std::atomic<std::uint32_t> poisoned_by;      // 1 + the rank whose failure record says why
   StepLine steps[kSlots];  // the owner's last steps; step number i is in line i % kSlots
-  alignas(64) std::atomic<std::uint32_t> returned;  // the last operation whose loans were returned
+  alignas(64) std::atomic<std::uint64_t> returned;  // loans were returned before this step
   LaneBell lane_bell;
   Bell p2p_bell;  // threads that wait for the owner's sends and receives
   FailureRecord failure;

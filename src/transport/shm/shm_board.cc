@@ -51,9 +51,8 @@ void ShmBoard::fail() noexcept {
   if (exposed_.empty()) return;
   try {
     group_.keep(heap_.detach(exposed_.data(), exposed_.size()));
-  } catch (const Error& error) {
-    log_warning(formatted("{}: late ranks may write to its tensor: {}", operation(), error.what()),
-                rank());
+  } catch (const std::exception&) {
+    log_warning("late ranks may write to the tensor of a failed operation: no memory", rank());
   }
   exposed_ = {};
 }
@@ -75,10 +74,8 @@ const std::byte* ShmBoard::borrow(int peer, Place place) {
 }
 
 void ShmBoard::return_loans() {
-  // A lender that gave up may have changed what was read. It says that it fails before it returns.
-  std::atomic_thread_fence(std::memory_order_acquire);
   require_unharmed();
-  group_.mine().returned.store(record_.sequence,
+  group_.mine().returned.store(base_ + step_,
                                std::memory_order_release);  // pairs with has_returned_loans()
   ring_fence();
   for (int peer = 0; peer < size(); ++peer) {
@@ -87,6 +84,14 @@ void ShmBoard::return_loans() {
     view.borrowed_from = false;
   }
   any_borrowed_ = false;
+}
+
+/// A rank that gives up is marked before it returns and may change its memory; so whoever finds no
+/// mark after reading has read what was meant. The mark may be a third rank's, hence all are asked.
+void ShmBoard::require_unharmed() const {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (int rank = 0; rank < size(); ++rank)
+    if (group_.has_failed_for(rank)) throw group_.failure_seen_by(rank);
 }
 
 void ShmBoard::await_loans() {
@@ -104,9 +109,8 @@ void ShmBoard::await_loans() {
 }
 
 bool ShmBoard::has_returned_loans(int peer) const {
-  const std::uint32_t last =
-      group_.region(peer).returned.load(std::memory_order_acquire);  // pairs with return_loans()
-  return static_cast<std::int32_t>(last - record_.sequence) >= 0;
+  return group_.region(peer).returned.load(std::memory_order_acquire) >=
+         base_ + step_;  // pairs with return_loans()
 }
 
 Board::Slot ShmBoard::open_step() {

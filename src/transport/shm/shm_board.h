@@ -44,9 +44,7 @@ class ShmBoard final : public Board {
   const std::byte* borrow(int peer, Place place) override;
   void expose(std::byte* memory, std::size_t bytes) override { exposed_ = {memory, bytes}; }
   void conceal() override { exposed_ = {}; }
-  void require_unharmed() const override {
-    if (group_.failed()) throw group_.failure();
-  }
+  void require_unharmed() const override;
   [[nodiscard]] double factor(int rank) const override;
 
   /// Brackets one operation. `call` needs no sequence number and no chain yet. Without a deadline

@@ -121,7 +121,6 @@ class P2p::Waiting {
     innermost_wait = outer_;
     engine_.last_attended_.store(Clock::now(), std::memory_order_relaxed);
     engine_.waiters_.fetch_sub(1, std::memory_order_release);  // pairs with is_attended()
-    if (engine_.has_outstanding()) engine_.progress_.kick();   // nobody attends to it any more
     if (callbacks_) callbacks_();
   }
   Waiting(const Waiting&) = delete;
@@ -146,6 +145,12 @@ class P2p::Waiting {
 thread_local P2p::Waiting* P2p::Waiting::innermost_wait = nullptr;
 
 void P2p::wait_for(P2pWork& work, Deadline deadline) {
+  struct Leaving {
+    P2p& engine;
+    ~Leaving() {
+      if (engine.has_outstanding()) engine.progress_.kick();  // nobody attends to it any more
+    }
+  } leaving{*this};
   auto next_poll = Clock::now() + kInterruptPeriod;
   while (!work.done() && Clock::now() < deadline) {
     attend_until(work, std::min(deadline, next_poll));

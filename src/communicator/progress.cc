@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kNap = std::chrono::milliseconds(1);
 /// Nothing has happened for a while and all that is under way has a thread that waits for it.
-constexpr auto kAttendedNap = std::chrono::milliseconds(8);
+constexpr auto kAttendedNap = std::chrono::milliseconds(50);
 /// After something moved, more is likely to follow at once.
 constexpr auto kStayAwake = std::chrono::microseconds(200);
 /// Traffic comes in bursts: within this time a new operation needs no kick.

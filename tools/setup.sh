@@ -28,8 +28,10 @@ find_missing() {
   has_command ninja || missing+=(ninja-build)
   has_command make || missing+=(make)
   has_command git || missing+=(git)
+  has_command ip || missing+=(iproute2)  # for tests of several hosts
   has_header openssl/hmac.h || missing+=(libssl-dev)
   has_header fmt/format.h || missing+=(libfmt-dev)
+  has_header rdma/fabric.h || missing+=(libfabric-dev)  # with the library, which is loaded at run time
   has_header gtest/gtest.h || missing+=(libgtest-dev)
   has_command "$python" || missing+=(python3)
   has_venv || missing+=(python3-venv)

@@ -190,7 +190,7 @@ def bench(
     ] = None,
     peers_dir: Annotated[Path, typer.Option(help="where they are installed")] = Path("build/peers"),
     programs: Annotated[str, typer.Option(help="whole programs, of decode,ddp_step")] = "",
-    footprint: Annotated[bool, typer.Option(help="overhead, zero copy, waiting, memory, start")] = False,
+    footprint: Annotated[bool, typer.Option(help="overhead, zero copy, memory, start")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="draw them here (.svg)")] = None,
 ) -> None:

@@ -1,0 +1,190 @@
+#include "transport/ofi/endpoint.h"
+
+#include <poll.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_tagged.h>
+
+#include <array>
+#include <cstring>
+
+#include "base/format.h"
+#include "tccl/error.h"
+#include "transport/ofi/library.h"
+
+namespace tccl::ofi {
+namespace {
+
+constexpr std::uint32_t kVersion = FI_VERSION(1, 17);
+
+[[noreturn]] void fail(const char* call, ssize_t result) {
+  throw Error(Errc::system,
+              formatted("libfabric: {}: {}", call, library().strerror(static_cast<int>(-result))));
+}
+void check(const char* call, ssize_t result) {
+  if (result != 0) fail(call, result);
+}
+
+struct FreeInfo {
+  void operator()(fi_info* info) const noexcept { library().freeinfo(info); }
+};
+using Info = std::unique_ptr<fi_info, FreeInfo>;
+
+/// Reliable datagrams with tags, from `address`; null if this provider has none.
+Info look_up(const std::string& provider, const std::string& address) {
+  const Info hints(library().dupinfo(nullptr));
+  if (!hints) throw std::bad_alloc();
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->caps = FI_TAGGED;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;            // there is one lock around all of it
+  hints->fabric_attr->prov_name = ::strdup(provider.c_str());  // freed with the hints
+  fi_info* found = nullptr;
+  const int result =
+      library().getinfo(kVersion, address.c_str(), nullptr, FI_SOURCE, hints.get(), &found);
+  if (result == -FI_ENODATA) return nullptr;
+  check("fi_getinfo", result);
+  return Info(found);
+}
+
+Info choose(const Endpoint::Options& options) {
+  // Until 1.19 reliable datagrams over TCP are a provider of their own.
+  const std::vector<std::string> candidates = options.provider.empty() || options.provider == "tcp"
+                                                  ? std::vector<std::string>{"tcp;ofi_rxm", "tcp"}
+                                                  : std::vector<std::string>{options.provider};
+  for (const std::string& name : candidates)
+    if (Info info = look_up(name, options.address)) return info;
+  throw Error(Errc::system,
+              formatted("libfabric has no provider \"{}\" for address {} (`fi_info` lists them)",
+                        candidates.front(), options.address));
+}
+
+}  // namespace
+
+Endpoint::Endpoint(const Options& options) {
+  const Info info = choose(options);
+  provider_ = info->fabric_attr->prov_name;
+  max_bytes_ = info->ep_attr->max_msg_size;
+  open(*info);
+}
+
+Endpoint::~Endpoint() = default;
+
+void Endpoint::open(fi_info& info) {
+  fid_fabric* fabric = nullptr;
+  check("fi_fabric", library().fabric(info.fabric_attr, &fabric, nullptr));
+  fabric_.reset(fabric);
+  fid_domain* domain = nullptr;
+  check("fi_domain", ::fi_domain(fabric, &info, &domain, nullptr));
+  domain_.reset(domain);
+  fi_av_attr table{};
+  table.type = FI_AV_TABLE;
+  fid_av* addresses = nullptr;
+  check("fi_av_open", ::fi_av_open(domain, &table, &addresses, nullptr));
+  addresses_.reset(addresses);
+  fi_cq_attr queue{};
+  queue.format = FI_CQ_FORMAT_TAGGED;
+  queue.wait_obj = FI_WAIT_FD;
+  fid_cq* completions = nullptr;
+  int result = ::fi_cq_open(domain, &queue, &completions, nullptr);
+  if (result != 0) {  // EFA has nothing to sleep on
+    queue.wait_obj = FI_WAIT_NONE;
+    result = ::fi_cq_open(domain, &queue, &completions, nullptr);
+  }
+  check("fi_cq_open", result);
+  completions_.reset(completions);
+  if (queue.wait_obj == FI_WAIT_FD)
+    check("fi_control(FI_GETWAIT)", ::fi_control(&completions->fid, FI_GETWAIT, &wait_fd_));
+  fid_ep* endpoint = nullptr;
+  check("fi_endpoint", ::fi_endpoint(domain, &info, &endpoint, nullptr));
+  endpoint_.reset(endpoint);
+  check("fi_ep_bind", ::fi_ep_bind(endpoint, &addresses->fid, 0));
+  check("fi_ep_bind", ::fi_ep_bind(endpoint, &completions->fid, FI_SEND | FI_RECV));
+  check("fi_enable", ::fi_enable(endpoint));
+  address_.resize(256);
+  std::size_t bytes = address_.size();
+  check("fi_getname", ::fi_getname(&endpoint->fid, address_.data(), &bytes));
+  address_.resize(bytes);
+}
+
+Endpoint::Peer Endpoint::add_peer(const Address& address) {
+  const std::lock_guard lock(mutex_);
+  Peer peer = FI_ADDR_UNSPEC;
+  const int added = ::fi_av_insert(addresses_.get(), address.data(), 1, &peer, 0, nullptr);
+  if (added != 1) fail("fi_av_insert", added < 0 ? added : -FI_EINVAL);
+  return peer;
+}
+
+bool Endpoint::send(Peer peer, std::uint64_t tag, std::span<const std::byte> data,
+                    Request& request) {
+  const std::lock_guard lock(mutex_);
+  request.done_.store(false, std::memory_order_relaxed);
+  return start(request, ::fi_tsend(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
+                                   &request.context_));
+}
+
+bool Endpoint::receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request) {
+  const std::lock_guard lock(mutex_);
+  request.done_.store(false, std::memory_order_relaxed);
+  return start(request, ::fi_trecv(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
+                                   /*ignore=*/0, &request.context_));
+}
+
+bool Endpoint::start(Request& request, ssize_t result) {
+  if (result == 0) return true;
+  request.done_.store(true, std::memory_order_relaxed);
+  if (result == -FI_EAGAIN) return false;
+  fail("posting a message", result);
+}
+
+void Endpoint::cancel(Request& request) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!request.done()) ::fi_cancel(&endpoint_->fid, &request.context_);
+}
+
+std::size_t Endpoint::progress() {
+  const std::lock_guard lock(mutex_);
+  std::array<fi_cq_tagged_entry, 16> entries;
+  std::size_t completed = 0;
+  for (;;) {
+    const ssize_t count = ::fi_cq_read(completions_.get(), entries.data(), entries.size());
+    if (count == -FI_EAGAIN) return completed;
+    if (count == -FI_EAVAIL) {
+      completed += take_error();
+      continue;
+    }
+    if (count < 0) fail("fi_cq_read", count);
+    for (const auto& entry : std::span(entries).first(static_cast<std::size_t>(count)))
+      complete(entry.op_context, entry.len, 0);
+    completed += static_cast<std::size_t>(count);
+    if (static_cast<std::size_t>(count) < entries.size()) return completed;
+  }
+}
+
+std::size_t Endpoint::take_error() {
+  fi_cq_err_entry entry{};
+  if (::fi_cq_readerr(completions_.get(), &entry, 0) != 1) return 0;
+  complete(entry.op_context, entry.len, entry.err);
+  return 1;
+}
+
+void Endpoint::complete(void* context, std::size_t bytes, int error) {
+  auto& request = *static_cast<Request*>(context);
+  request.error_ = error;
+  request.bytes_ = bytes;
+  request.done_.store(true, std::memory_order_release);  // pairs with Request::done()
+}
+
+void Endpoint::sleep(std::chrono::milliseconds at_most) {
+  if (wait_fd_ < 0) return;
+  {
+    const std::lock_guard lock(mutex_);
+    fid* queue = &completions_->fid;
+    if (::fi_trywait(fabric_.get(), &queue, 1) != 0) return;  // something is there already
+  }
+  pollfd readable{wait_fd_, POLLIN, 0};
+  ::poll(&readable, 1, static_cast<int>(at_most.count()));
+}
+
+}  // namespace tccl::ofi

@@ -1,0 +1,168 @@
+"""Several hosts on one machine, for tests of traffic between hosts. Needs root and iproute2.
+
+    with virtual_hosts(2, rate="1gbit") as hosts:
+        hosts[0].start(["python", "rank.py"], env=...)
+        hosts[1].cut()
+
+A host is a network namespace with a cable to one switch, and with its own host name, IPC objects,
+/dev/shm, /etc/hosts and boot_id. Files, processes and cores are the machine's. Nothing leaves the
+namespaces made here, and all of it is gone at the end, also what still runs on a host.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NETWORK = "10.77.0"
+READY_S = 10.0
+
+
+def command(*words: str) -> None:
+    finished = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    if finished.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)}: {finished.stderr.strip()}")
+
+
+def shape(namespace: str, device: str, rate: str | None) -> None:
+    """Limits what leaves a device; `rate` as tc writes it, such as 1gbit."""
+    inside = ["ip", "netns", "exec", namespace, "tc", "qdisc"]
+    subprocess.run([*inside, "del", "dev", device, "root"], capture_output=True, timeout=30)
+    if rate:
+        # A queue of 2 MB is 16 ms at 1 Gbit/s, as in a port of a switch.
+        bucket = ["tbf", "rate", rate, "burst", "320k", "limit", "2m"]
+        command(*inside, "add", "dev", device, "root", *bucket)
+
+
+@dataclass
+class Host:
+    number: int
+    switch: str
+    namespace: str
+    directory: Path
+    keeper: subprocess.Popen | None = None  # holds the namespaces
+    _started: list[subprocess.Popen] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"h{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"{NETWORK}.{self.number}"
+
+    @property
+    def _port(self) -> str:
+        return f"port{self.number}"
+
+    def plug_in(self) -> None:
+        command("ip", "netns", "add", self.namespace)
+        pair = ["type", "veth", "peer", "name", "eth0", "netns", self.namespace]
+        command("ip", "-n", self.switch, "link", "add", self._port, *pair)
+        command("ip", "-n", self.switch, "link", "set", self._port, "master", "switch", "up")
+        inside = ["ip", "-n", self.namespace]
+        command(*inside, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            command(*inside, "link", "set", device, "up")
+
+    def boot(self, names: Path) -> None:
+        own = self.directory / self.name
+        own.mkdir()
+        (own / "boot_id").write_text(f"{uuid.uuid4()}\n")
+        (own / "resolv.conf").write_text("# names come from /etc/hosts alone\n")
+        script = f"""
+            hostname {self.name}
+            mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+            mount --bind {names} /etc/hosts
+            [ ! -e /etc/resolv.conf ] || mount --bind {own}/resolv.conf /etc/resolv.conf
+            mount --bind {own}/boot_id /proc/sys/kernel/random/boot_id
+            touch {own}/ready
+            exec sleep infinity"""
+        network = ["nsenter", f"--net=/run/netns/{self.namespace}"]
+        others = ["unshare", "--uts", "--ipc", "--mount", "--propagation", "private"]
+        self.keeper = subprocess.Popen(
+            [*network, *others, "sh", "-ec", script], stderr=subprocess.PIPE, text=True
+        )
+        end = time.monotonic() + READY_S
+        while not (own / "ready").exists():
+            if self.keeper.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{self.name} does not start: {self.keeper.communicate()[1]}")
+            time.sleep(0.01)
+
+    def inside(self, words: list[str]) -> list[str]:
+        """The command line that runs another one here, in the current directory."""
+        kinds = ("net", "uts", "ipc", "mnt")
+        flags = {"mnt": "mount"}
+        namespaces = [f"--{flags.get(k, k)}=/proc/{self.keeper.pid}/ns/{k}" for k in kinds]
+        return ["nsenter", *namespaces, f"--wd={Path.cwd()}", "--", *words]
+
+    def start(self, words: list[str], **options) -> subprocess.Popen:
+        """As subprocess.Popen, in a session of its own; killed at the latest with the host."""
+        process = subprocess.Popen(self.inside(words), start_new_session=True, **options)
+        self._started.append(process)
+        return process
+
+    def run(self, *words: str) -> str:
+        """What a short command prints; it must end well."""
+        finished = subprocess.run(
+            self.inside(list(words)), capture_output=True, text=True, timeout=60
+        )
+        assert finished.returncode == 0, f"{words} on {self.name}: {finished.stderr}"
+        return finished.stdout
+
+    def cut(self) -> None:
+        """Pulls the cable: no answer, no end of any connection."""
+        command("ip", "-n", self.switch, "link", "set", self._port, "down")
+
+    def join(self) -> None:
+        command("ip", "-n", self.switch, "link", "set", self._port, "up")
+
+    def set_rate(self, rate: str | None) -> None:
+        shape(self.namespace, "eth0", rate)
+        shape(self.switch, self._port, rate)
+
+    def sent_bytes(self) -> int:
+        """Out of this host, since it was plugged in."""
+        (link,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", "eth0"))
+        return link["stats64"]["tx"]["bytes"]
+
+    def shut_down(self) -> None:
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if self.keeper:
+            self.keeper.kill()
+            self.keeper.wait()
+        subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, timeout=30)
+
+
+@contextlib.contextmanager
+def virtual_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
+    prefix = f"tccl{os.getpid()}"
+    switch = f"{prefix}-switch"
+    with tempfile.TemporaryDirectory(prefix="tccl-hosts-") as directory:
+        hosts = [Host(k, switch, f"{prefix}-h{k}", Path(directory)) for k in range(1, count + 1)]
+        names = Path(directory) / "hosts"
+        lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in hosts)]
+        names.write_text("\n".join(lines) + "\n")
+        try:
+            command("ip", "netns", "add", switch)
+            command("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+            command("ip", "-n", switch, "link", "set", "switch", "up")
+            for host in hosts:
+                host.plug_in()
+                host.boot(names)
+                host.set_rate(rate)
+            yield hosts
+        finally:
+            for host in hosts:
+                host.shut_down()
+            subprocess.run(["ip", "netns", "del", switch], capture_output=True, timeout=30)

@@ -49,6 +49,10 @@ std::size_t page_bytes() {
   return bytes;
 }
 
+std::size_t whole_pages(std::size_t bytes) {
+  return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+}
+
 SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Digest& id)
     : fd_(std::move(fd)), bytes_(bytes), id_(id), owner_(::getpid()) {
   void* address =

@@ -15,6 +15,8 @@ namespace tccl {
 
 /// Of this machine.
 std::size_t page_bytes();
+/// So many bytes that they fill whole pages: at least as many.
+std::size_t whole_pages(std::size_t bytes);
 
 class SharedMemory {
  public:

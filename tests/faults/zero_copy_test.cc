@@ -65,16 +65,21 @@ void give_up_and_reuse(Rank& rank, std::size_t skew) {
   rank.say(wrong == 0 ? "intact" : "spoiled: " + std::to_string(wrong));
 }
 
+/// Somewhere in the middle of its operations.
+void stop_rank_1_until_rank_0_says(const std::string& word, Ranks& ranks, std::mt19937& random) {
+  ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 50'000));
+  ranks.kill_rank(1, SIGSTOP);
+  const auto said = [&] { return ranks.outcomes[0].find(word).has_value(); };
+  ASSERT_TRUE(ranks.read_until(said, 20s)) << ranks.transcript();
+  ranks.kill_rank(1, SIGCONT);
+}
+
 TEST(ZeroCopyFault, ALateRankCannotWriteIntoATensorWhoseOperationFailed) {
   std::mt19937 random(3);
   for (int round = 0; round < 8; ++round) {
     Ranks ranks(2, [&](Rank& rank) { give_up_and_reuse(rank, round % 2 == 0 ? 0 : 129); });
-    ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 50'000));
-    ranks.kill_rank(1, SIGSTOP);
-    const auto gave_up = [&] { return ranks.outcomes[0].find("gave up").has_value(); };
-    ASSERT_TRUE(ranks.read_until(gave_up, 20s)) << ranks.transcript();
-    ranks.kill_rank(1, SIGCONT);
+    ASSERT_NO_FATAL_FAILURE(stop_rank_1_until_rank_0_says("gave up", ranks, random));
     ranks.expect_all_exit_cleanly();
     EXPECT_TRUE(ranks.outcomes[0].find("intact")) << ranks.transcript();
   }
@@ -114,12 +119,7 @@ TEST_P(LentMemory, IsNotTakenForDataOnceItsOwnerHasGivenUp) {
   std::mt19937 random(5);
   for (int round = 0; round < 6; ++round) {
     Ranks ranks(2, [&](Rank& rank) { lend_and_give_up(rank, GetParam()); });
-    ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 50'000));
-    ranks.kill_rank(1, SIGSTOP);
-    const auto failed = [&] { return ranks.outcomes[0].find("failed").has_value(); };
-    ASSERT_TRUE(ranks.read_until(failed, 20s)) << ranks.transcript();
-    ranks.kill_rank(1, SIGCONT);
+    ASSERT_NO_FATAL_FAILURE(stop_rank_1_until_rank_0_says("failed", ranks, random));
     ranks.finish();
     EXPECT_TRUE(ranks.outcomes[1].find("failed")) << ranks.transcript();
   }

@@ -10,10 +10,6 @@ namespace {
 constexpr std::size_t kHeadersEnd = std::size_t{64} << 20;  // 16,383 groups at a time
 static_assert(sizeof(LifeSign) <= 4096);
 
-std::size_t whole_pages(std::size_t bytes) {
-  return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
-}
-
 }  // namespace
 
 Arena::Arena(std::size_t bytes) : memory_(SharedMemory::create(whole_pages(bytes))) {

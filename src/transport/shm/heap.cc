@@ -51,7 +51,7 @@ Heap::Heap(std::shared_ptr<Arena> arena)
 
 std::shared_ptr<void> Heap::allocate(std::size_t bytes) {
   bytes = std::clamp<std::size_t>(bytes, 1, arena_->memory()->bytes());  // more does not fit either
-  bytes = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  bytes = whole_pages(bytes);
   std::optional<Lease> block = take_from_cache(bytes);
   if (!block) {
     block = arena_->lease(bytes);
@@ -135,7 +135,7 @@ std::optional<std::uint64_t> Heap::place_of(const void* begin, std::size_t bytes
 
 std::shared_ptr<const void> Heap::detach(std::byte* begin, std::size_t bytes) {
   const auto from = static_cast<std::size_t>(begin - arena_->memory()->base());
-  const std::size_t first = (from + page_bytes() - 1) / page_bytes() * page_bytes();
+  const std::size_t first = whole_pages(from);
   const std::size_t end = (from + bytes) / page_bytes() * page_bytes();
   if (first >= end) return nullptr;
   const std::lock_guard lock(mutex_);

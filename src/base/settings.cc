@@ -68,6 +68,59 @@ void worker_affinity_into(Settings& settings, const std::string& text) {
   settings.worker_cores = text == kAuto ? std::vector<int>() : parse_cores(text);
 }
 
+void transport_into(Settings& /*settings*/, const std::string& text) {
+  if (text != "ofi") throw Error(Errc::invalid_argument, "the one transport is ofi (libfabric)");
+}
+
+void provider_into(Settings& settings, const std::string& text) {
+  const char* of_libfabric = std::getenv("FI_PROVIDER");
+  settings.provider = text.empty() && of_libfabric != nullptr ? of_libfabric : text;
+}
+
+template <auto Field>
+void text_into(Settings& settings, const std::string& text) {
+  settings.*Field = text;
+}
+
+std::uint16_t parse_port(std::string_view text) {
+  std::string_view rest;
+  const std::size_t value = parse_number(text, &rest);
+  if (!rest.empty() || value == 0 || value > 65535)
+    throw Error(Errc::invalid_argument, "a port is a number between 1 and 65535");
+  return static_cast<std::uint16_t>(value);
+}
+
+void ports_into(Settings& settings, const std::string& text) {
+  settings.ports = {};
+  if (text.empty()) return;
+  const std::size_t dash = text.find_first_of("-:");
+  if (dash == std::string::npos) throw Error(Errc::invalid_argument, "must be FIRST-LAST");
+  const std::string_view range(text);
+  settings.ports = {parse_port(range.substr(0, dash)), parse_port(range.substr(dash + 1))};
+  if (settings.ports.first > settings.ports.last)
+    throw Error(Errc::invalid_argument, "the first port comes after the last");
+}
+
+void liveness_into(Settings& settings, const std::string& text) {
+  std::string_view rest;
+  const std::size_t seconds = parse_number(text, &rest);
+  if (!rest.empty() || seconds < 1 || seconds > 3600)
+    throw Error(Errc::invalid_argument, "must be between 1 and 3600 seconds");
+  settings.liveness_timeout = std::chrono::seconds(seconds);
+}
+
+void wire_format_into(Settings& settings, const std::string& text) {
+  if (text == "same") {
+    settings.wire_format = WireFormat::same;
+  } else if (text == "bf16") {
+    settings.wire_format = WireFormat::bfloat16;
+  } else if (text == "int8") {
+    settings.wire_format = WireFormat::int8;
+  } else {
+    throw Error(Errc::invalid_argument, "must be same, bf16 or int8");
+  }
+}
+
 template <Op O>
 void algorithm_into(Settings& settings, const std::string& text) {
   settings.algorithm[static_cast<std::size_t>(O)] = text;
@@ -107,6 +160,33 @@ constexpr SettingRow kRows[] = {
      "list does not have CCL_WORKER_COUNT cores for each rank, or if it is auto and "
      "CCL_WORKER_COUNT is more than the cores of the rank.",
      worker_affinity_into},
+    {"CCL_ATL_TRANSPORT", "ofi",
+     "What carries data between hosts: ofi (libfabric). Ranks of one host share memory.",
+     transport_into},
+    {"CCL_ATL_PROVIDER", "",
+     "Provider of libfabric, as fi_info lists them; by default FI_PROVIDER, else tcp.",
+     provider_into},
+    {"CCL_SOCKET_IFNAME", "",
+     "Interfaces to use between hosts, as prefixes of their names: \"eth,ib\" takes the first that "
+     "fits, \"^lo,docker\" any but these; a ^ holds for all names behind it. By default the one "
+     "that leads to the host of the store.",
+     text_into<&Settings::interface>},
+    {"CCL_PORT_RANGE", "",
+     "Ports to listen on for other hosts, such as 20000-20100: two for each rank of a host. By "
+     "default whichever are free.",
+     ports_into},
+    {"CCL_LIVENESS_TIMEOUT", "10",
+     "Seconds without an answer from another host's network after which its ranks are given up.",
+     liveness_into},
+    {"CCL_SECRET_FILE", "",
+     "A file that only the job's user can read, the same on all hosts: ranks prove to each other "
+     "that they know what it says. By default they prove that they can read the store.",
+     text_into<&Settings::secret_file>},
+    {"CCL_WIRE_DTYPE", "same",
+     "What float32 sums (allreduce, reduce_scatter) travel as between hosts: same, bf16 or int8 "
+     "(in blocks with a scale). Fewer bytes, less exact: see docs/hosts.md. Must be the same on "
+     "all ranks.",
+     wire_format_into},
     {"CCL_ALLREDUCE", "", kAlgorithmDoc, algorithm_into<Op::allreduce>},
     {"CCL_REDUCE", "", kAlgorithmDoc, algorithm_into<Op::reduce>},
     {"CCL_BROADCAST", "", kAlgorithmDoc, algorithm_into<Op::broadcast>},

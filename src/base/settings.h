@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +15,15 @@
 
 namespace tccl {
 
+/// What float32 sums travel as between hosts.
+enum class WireFormat : std::uint8_t { same, bfloat16, int8 };
+
+/// Ports to choose from; both 0: whichever is free.
+struct PortRange {
+  std::uint16_t first = 0;
+  std::uint16_t last = 0;
+};
+
 struct Settings {
   std::size_t chunk_bytes = 0;
   std::size_t shared_bytes = 0;
@@ -21,6 +32,13 @@ struct Settings {
   std::string worker_affinity;
   std::vector<int> worker_cores;                // the same, parsed; empty: auto
   std::array<std::string, kOpCount> algorithm;  // by Op; empty: the library chooses
+  // --- between hosts ---
+  std::string provider;   // of libfabric; empty: tcp
+  std::string interface;  // CCL_SOCKET_IFNAME as it was written
+  PortRange ports;
+  std::chrono::milliseconds liveness_timeout{0};
+  std::string secret_file;
+  WireFormat wire_format = WireFormat::same;
 };
 
 struct SettingRow {

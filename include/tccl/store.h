@@ -20,6 +20,9 @@ class TCCL_API Store {
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
   /// A key that does not exist is no error.
   virtual void remove(const std::string& key) = 0;
+  /// The host that serves it, by name or address; empty if that is unknown. Ranks on several hosts
+  /// use the network that leads there.
+  [[nodiscard]] virtual std::string host() const { return {}; }
 };
 
 /// Keys are files in `directory`, which must be shared by all ranks and is created if missing,

@@ -33,16 +33,40 @@ void Call::copy_by(void (*copy)(void*, const void*, std::size_t), std::byte* to,
   workers_.split(bytes, kSplitBytes, copy_part, this->bytes());
 }
 
-void Call::reduce(const Board& board, std::byte* destination, const Sources& sources_of_ranks,
-                  std::size_t bytes, std::byte* copy) const {
-  if (bytes == 0) return;
-  const std::span<const void* const> sources = sources_of_ranks.all();
+std::vector<double> Call::factors_of(const Board& board) const {
   std::vector<double> factors;
   if (operation_.reduction.op == ReduceOp::premul_sum)
     for (int rank = 0; rank < board.size(); ++rank) factors.push_back(board.factor(rank));
+  return factors;
+}
+
+void Call::reduce(const Board& board, std::byte* destination, const Sources& sources,
+                  std::size_t bytes, std::byte* copy) const {
+  reduce_by(operation_.reduction.op, factors_of(board), 0, destination, sources, bytes, copy);
+}
+
+void Call::reduce_here(const Board& board, std::byte* destination, const Sources& sources,
+                       std::size_t bytes) const {
+  const ReduceOp op = operation_.reduction.op;
+  reduce_by(op == ReduceOp::avg ? ReduceOp::sum : op, factors_of(board), 0, destination, sources,
+            bytes, nullptr);
+}
+
+void Call::reduce_hosts(std::byte* destination, const Sources& sources, std::size_t bytes,
+                        int ranks) const {
+  const ReduceOp op = operation_.reduction.op;
+  reduce_by(op == ReduceOp::premul_sum ? ReduceOp::sum : op, {}, static_cast<std::size_t>(ranks),
+            destination, sources, bytes, nullptr);
+}
+
+void Call::reduce_by(ReduceOp op, std::span<const double> factors, std::size_t divisor,
+                     std::byte* destination, const Sources& all, std::size_t bytes,
+                     std::byte* copy) const {
+  if (bytes == 0) return;
+  const std::span<const void* const> sources = all.all();
   const auto reduce = [&](std::size_t begin, std::span<const void* const> from, std::size_t count) {
-    kernels::reduce(destination + begin, from, count, operation_.dtype, operation_.reduction.op,
-                    factors, copy ? copy + begin : nullptr);
+    kernels::reduce(destination + begin, from, count, operation_.dtype, op, factors,
+                    copy ? copy + begin : nullptr, divisor);
   };
   if (bytes < 2 * kSplitBytes || sources.size() > kMostSourcesToSplit)
     return reduce(0, sources, bytes / element_bytes_);

@@ -72,7 +72,21 @@ class Call {
   void reduce(const Board& board, std::byte* destination, const Sources& sources, std::size_t bytes,
               std::byte* copy = nullptr) const;
 
+  // A reduction over hosts has two halves: on each host, then of what the hosts have.
+  /// One source per rank of the board. What it gives counts as one source of the other half.
+  void reduce_here(const Board& board, std::byte* destination, const Sources& sources,
+                   std::size_t bytes) const;
+  /// One source per host, of which all have `ranks` ranks in all.
+  void reduce_hosts(std::byte* destination, const Sources& sources, std::size_t bytes,
+                    int ranks) const;
+
+  [[nodiscard]] Workers& workers() const { return workers_; }
+
  private:
+  void reduce_by(ReduceOp op, std::span<const double> factors, std::size_t divisor,
+                 std::byte* destination, const Sources& sources, std::size_t bytes,
+                 std::byte* copy) const;
+  [[nodiscard]] std::vector<double> factors_of(const Board& board) const;
   void copy_by(void (*copy)(void*, const void*, std::size_t), std::byte* to, const std::byte* from,
                std::size_t bytes) const;
   [[nodiscard]] std::size_t offset(int rank) const {

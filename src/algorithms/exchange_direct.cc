@@ -4,6 +4,7 @@
 // In the v-forms a rank knows only its own sizes. They go with the first piece, so that every rank
 // then knows the whole matrix, finds the same disagreements and computes the same number of steps.
 
+#include "algorithms/exchange.h"
 #include "algorithms/patterns.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
@@ -13,31 +14,6 @@
 
 namespace tccl {
 namespace {
-
-bool takes_part(const Call& call, int from, int to) {
-  switch (call.operation().op) {
-    case Op::gather:
-    case Op::gatherv:
-      return to == call.root();
-    case Op::scatter:
-    case Op::scatterv:
-      return from == call.root();
-    default:
-      return true;
-  }
-}
-
-/// A gather has one input and a scatter one output; the others have one per rank.
-std::span<const std::byte> outgoing(const Call& call, int to) {
-  const Op op = call.operation().op;
-  if (op == Op::gather || op == Op::gatherv) return {call.in(), call.bytes()};
-  return call.input_for(to);
-}
-std::span<std::byte> incoming(const Call& call, int from) {
-  const Op op = call.operation().op;
-  if (op == Op::scatter || op == Op::scatterv) return {call.out(), call.bytes()};
-  return call.output_from(from);
-}
 
 struct SizePair {
   std::uint64_t sent;
@@ -58,8 +34,8 @@ void check_pair(const Board& board, int from, int to, std::uint64_t sent, std::u
   if (sent == expected) return;
   throw Error(Errc::mismatch,
               formatted("{}: rank {} sends {} bytes to rank {}, which expects {}",
-                        board.operation(), from, sent, to, expected),
-              {from, to});
+                        board.operation(), board.number(from), sent, board.number(to), expected),
+              {board.number(from), board.number(to)});
 }
 
 /// Where the pieces of one step lie: side by side, one for each destination.

@@ -7,6 +7,7 @@
 
 #include "algorithms/call.h"
 #include "transport/board.h"
+#include "transport/wire.h"
 
 namespace tccl {
 
@@ -14,7 +15,8 @@ struct Algorithm {
   Op op;
   const char* name;
   const char* doc;
-  void (*run)(Board&, const Call&);
+  void (*run)(Board&, const Call&);  // among the ranks of one host, or
+  void (*run_over_hosts)(Board&, Wire&, const Call&) = nullptr;
 };
 
 std::span<const Algorithm> algorithms();
@@ -35,5 +37,14 @@ void gatherv_direct(Board& board, const Call& call);
 void scatterv_direct(Board& board, const Call& call);
 void alltoallv_direct(Board& board, const Call& call);
 void reduce_scatter_direct(Board& board, const Call& call);
+
+void barrier_exchange(Board& board, Wire& wire, const Call& call);
+void allreduce_exchange(Board& board, Wire& wire, const Call& call);
+void allreduce_lanes(Board& board, Wire& wire, const Call& call);
+void reduce_lanes(Board& board, Wire& wire, const Call& call);
+void reduce_scatter_lanes(Board& board, Wire& wire, const Call& call);
+void broadcast_relay(Board& board, Wire& wire, const Call& call);
+void allgather_lanes(Board& board, Wire& wire, const Call& call);
+void exchange_pairs(Board& board, Wire& wire, const Call& call);
 
 }  // namespace tccl

@@ -1,20 +1,23 @@
 #include "bootstrap/meeting.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "base/format.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "base/wait.h"
+#include "bootstrap/gathering.h"
 #include "bootstrap/packet_socket.h"
 #include "tccl/error.h"
 
@@ -29,9 +32,18 @@ struct Challenge {
 struct Answer {
   Digest number;
   Digest proof;
+  std::int32_t rank;
+  std::int32_t size;
+  std::int32_t pid;
 };
 struct Counterproof {
   Digest proof;
+  std::int32_t rank;  // of who hosts the meeting
+};
+/// Where the ranks are: what follows depends on it.
+struct Agenda {
+  std::int32_t several_hosts;
+  std::int32_t unused[3] = {};
 };
 /// How a meeting ended, for everyone alike.
 struct Verdict {
@@ -64,13 +76,14 @@ void remove_quietly(Store& store, const std::string& key) noexcept {
   }
 }
 
-/// Differs between hosts and between network namespaces of one host.
-std::string place() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat info {};
-  const bool known = ::stat("/proc/self/ns/net", &info) == 0;
-  return formatted("{}/{}", boot, known ? info.st_ino : 0);
+std::string contents_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file || text.str().empty())
+    throw Error(Errc::invalid_argument,
+                formatted("CCL_SECRET_FILE={}: it cannot be read, or is empty", path));
+  return text.str();
 }
 
 Verdict bad_verdict(const Error& error) {
@@ -86,9 +99,108 @@ void throw_if_bad(const Verdict& verdict) {
               verdict.rank < 0 ? std::vector<int>{} : std::vector<int>{verdict.rank});
 }
 
+template <class T>
+std::string_view as_bytes(const T& packet) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return {reinterpret_cast<const char*>(&packet), sizeof packet};
+}
+
+/// Takes the next packet from the front of `bytes`.
+template <class T>
+T cut_packet(std::string_view& bytes) {
+  T packet;
+  if (bytes.size() < sizeof packet) throw Error(Errc::system, "a key of the store is cut off");
+  std::memcpy(&packet, bytes.data(), sizeof packet);
+  bytes.remove_prefix(sizeof packet);
+  return packet;
+}
+
 void poll_interrupt(const Invitation& invitation) {
   if (invitation.poll_interrupt) invitation.poll_interrupt();
 }
+
+/// Keys of one meeting: another one on the same store has another secret.
+Desk desk_of(const Invitation& invitation, std::function<void()> look_around) {
+  const Digest digest = hmac_sha256(invitation.secret, "keys");
+  return {*invitation.store, to_hex(std::span(digest).first(8)), invitation.deadline,
+          std::move(look_around)};
+}
+
+/// By rank: the rank that hosts the meeting on its host.
+using Places = std::vector<int>;
+
+constexpr const char* kPlacesKey = "places";
+
+/// Every rank says who hosts its meeting; the hosts then read where all are.
+void report_place(const Desk& desk, const Invitation& invitation, int host_rank) {
+  const std::vector<std::string> all =
+      gather_texts(desk, "place", invitation.rank, invitation.size, std::to_string(host_rank));
+  if (invitation.rank != 0) return;
+  std::string text;
+  for (const std::string& place : all) text += place + " ";
+  share_text(desk, kPlacesKey, /*is_first=*/true, text);
+}
+
+Places read_places(const Desk& desk, int size) {
+  std::istringstream text(share_text(desk, kPlacesKey, /*is_first=*/false, {}));
+  Places places;
+  for (int host = 0; text >> host;) places.push_back(host);
+  if (places.size() != static_cast<std::size_t>(size))
+    throw Error(Errc::mismatch, "the ranks disagree about the size of the group");
+  return places;
+}
+
+/// Learns where all ranks are, on a thread of its own: meanwhile the host looks after its guests,
+/// who cannot say where they are before they have met it.
+class RollCall {
+ public:
+  explicit RollCall(const Invitation& invitation)
+      : done_(open_event()), thread_([this, &invitation] { run(invitation); }) {}
+  ~RollCall() {
+    stopping_.store(true, std::memory_order_relaxed);
+    if (thread_.joinable()) thread_.join();
+  }
+  RollCall(const RollCall&) = delete;
+  RollCall& operator=(const RollCall&) = delete;
+
+  /// Readable when it is over.
+  [[nodiscard]] int fd() const { return done_.get(); }
+  [[nodiscard]] bool is_over() const { return over_.load(std::memory_order_acquire); }
+  Places result() {
+    thread_.join();
+    if (problem_) std::rethrow_exception(problem_);
+    return places_;
+  }
+
+ private:
+  static Fd open_event() {
+    Fd event(::eventfd(0, EFD_CLOEXEC));
+    if (!event) throw_system_error("eventfd");
+    return event;
+  }
+
+  void run(const Invitation& invitation) {
+    try {
+      const Desk desk = desk_of(invitation, [this] {
+        if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
+      });
+      report_place(desk, invitation, invitation.rank);
+      places_ = read_places(desk, invitation.size);
+    } catch (...) {
+      problem_ = std::current_exception();
+    }
+    over_.store(true, std::memory_order_release);  // pairs with is_over()
+    const std::uint64_t one = 1;
+    static_cast<void>(!::write(done_.get(), &one, sizeof one));
+  }
+
+  Fd done_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> over_{false};
+  Places places_;
+  std::exception_ptr problem_;
+  std::thread thread_;
+};
 
 /// Throws Error{timeout} if nothing arrives before the deadline.
 void await_packet(int socket, const Invitation& invitation, Deadline deadline) {
@@ -98,29 +210,41 @@ void await_packet(int socket, const Invitation& invitation, Deadline deadline) {
   }
 }
 
+/// If what comes next is the end of the meeting, not what was expected.
+void throw_if_verdict(int socket, Deadline deadline) {
+  static_assert(sizeof(Verdict) != sizeof(Introduction) && sizeof(Verdict) != sizeof(Agenda),
+                "the size tells them apart");
+  char probe[1];
+  if (::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC) == sizeof(Verdict))
+    throw_if_bad(receive_packet<Verdict>(socket, deadline));
+}
+
 /// A connection to the meeting point that has not finished its handshake, or has.
 struct Guest {
   Fd socket;
   Digest challenge;
-  Deadline patience;  // to prove itself and to introduce itself
+  Deadline patience;  // to prove itself
   bool proved = false;
+  Introduction said{};  // rank and pid, once it is proved
   std::optional<Attendee> attendee;
 };
 
 /// The side that won the race to bind the name.
 class Host {
  public:
-  Host(const Invitation& invitation, Fd listener, const Introduction& self)
-      : invitation_(invitation), listener_(std::move(listener)), self_(self) {}
+  Host(const Invitation& invitation, Fd listener)
+      : invitation_(invitation), listener_(std::move(listener)) {
+    self_.rank = invitation.rank;
+    self_.size = invitation.size;
+    self_.pid = ::getpid();
+    std::strncpy(self_.host, host_name().c_str(), sizeof self_.host - 1);
+  }
 
   void run(int memory_fd, int process_fd) {
     try {
-      gather_guests();
-      const std::vector<Attendee> everyone = seat_everyone();
-      invitation_.accept(everyone);
-      for (const Guest& guest : guests_)
-        if (guest.attendee) hand_out(guest, everyone, memory_fd, process_fd);
-      announce(Verdict{});
+      find_places();
+      if (host_count_ == 1) return run_alone(memory_fd, process_fd);
+      run_with_others(memory_fd, process_fd);
     } catch (const Error& error) {
       announce(bad_verdict(error));
       throw;
@@ -128,31 +252,76 @@ class Host {
   }
 
  private:
-  void gather_guests() {
-    auto next_look = Clock::now() + std::chrono::seconds(1);
-    while (introduced() + 1 < self_.size) {
-      if (Clock::now() >= invitation_.deadline) throw missing_ranks();
-      poll_interrupt(invitation_);
-      poll_once(std::min({next_look, invitation_.deadline, Clock::now() + kInterruptPeriod}));
-      drop_silent_strangers();
-      if (Clock::now() < next_look) continue;
-      look_for_other_hosts();
-      next_look = Clock::now() + std::chrono::seconds(1);
+  void run_alone(int memory_fd, int process_fd) {
+    Attendance attendance = gather_introductions();
+    for (const Attendee& attendee : attendance.here)
+      attendance.everyone.push_back(attendee.introduction);
+    hand_out_and_accept(attendance, memory_fd, process_fd);
+    announce(Verdict{});
+  }
+
+  /// Whatever goes wrong on one host is told to all of them: nobody is left waiting.
+  void run_with_others(int memory_fd, int process_fd) {
+    Attendance attendance;
+    const Verdict local = verdict_of([&] { attendance = gather_introductions(); });
+    attendance.everyone = exchange_introductions(local, attendance.here);
+    const Verdict accepted =
+        verdict_of([&] { hand_out_and_accept(attendance, memory_fd, process_fd); });
+    const Verdict common = agree_on_verdict(accepted);
+    throw_if_bad(common);
+    announce(common);
+  }
+
+  template <class Action>
+  static Verdict verdict_of(const Action& action) {
+    try {
+      action();
+      return {};
+    } catch (const Error& error) {
+      return bad_verdict(error);
     }
   }
 
-  [[nodiscard]] int introduced() const {
-    return static_cast<int>(
-        std::ranges::count_if(guests_, [](const Guest& g) { return g.attendee.has_value(); }));
+  // --- which ranks are here ---
+
+  void find_places() {
+    RollCall roll_call(invitation_);
+    while (!roll_call.is_over()) look_after_guests(roll_call.fd());
+    try {
+      places_ = roll_call.result();
+    } catch (const Error& error) {
+      if (error.code() == Errc::timeout) throw missing_ranks();
+      throw;
+    }
+    std::vector<int> hosts;  // the ranks that host a meeting
+    for (const int host : places_)
+      if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
+    host_count_ = static_cast<int>(hosts.size());
+    self_.host_number = static_cast<int>(
+        std::ranges::find(hosts, places_[static_cast<std::size_t>(self_.rank)]) - hosts.begin());
   }
 
-  void poll_once(Deadline until) {
-    std::vector<pollfd> entries{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+  [[nodiscard]] int ranks_here() const {
+    return static_cast<int>(std::ranges::count(places_, self_.rank));
+  }
+
+  // --- guests ---
+
+  void look_after_guests(int other_fd) {
+    if (Clock::now() >= invitation_.deadline) throw missing_ranks();
+    poll_interrupt(invitation_);
+    poll_once(other_fd, std::min(invitation_.deadline, Clock::now() + kInterruptPeriod));
+    drop_silent_strangers();
+  }
+
+  void poll_once(int other_fd, Deadline until) {
+    std::vector<pollfd> entries{{.fd = listener_.get(), .events = POLLIN, .revents = 0},
+                                {.fd = other_fd, .events = POLLIN, .revents = 0}};
     for (const Guest& guest : guests_)
       entries.push_back({.fd = guest.socket.get(), .events = POLLIN, .revents = 0});
     if (::poll(entries.data(), entries.size(), poll_timeout(until)) < 0) return;
-    for (std::size_t i = 1; i < entries.size(); ++i)
-      if (entries[i].revents != 0) advance(guests_[i - 1]);
+    for (std::size_t i = 2; i < entries.size(); ++i)
+      if (entries[i].revents != 0) advance(guests_[i - 2]);
     std::erase_if(guests_, [](const Guest& guest) { return !guest.socket; });
     if (entries[0].revents != 0) welcome();
   }
@@ -179,24 +348,20 @@ class Host {
   /// many connections, must not keep the ranks out.
   void drop_silent_strangers() {
     const auto now = Clock::now();
-    std::erase_if(guests_, [&](const Guest& g) { return !g.attendee && now >= g.patience; });
+    std::erase_if(guests_, [&](const Guest& g) { return !g.proved && now >= g.patience; });
     for (auto it = guests_.begin();
          guests_.size() > kMostGuests + self_.size && it != guests_.end();)
       it = it->proved ? it + 1 : guests_.erase(it);  // the oldest first
   }
 
-  /// Takes the one packet that is there. Whoever breaks the protocol before it has introduced
-  /// itself is a stranger and is dropped; the meeting goes on.
+  /// Takes the one packet that is there. Whoever breaks the protocol before it has proved itself is
+  /// a stranger and is dropped; the meeting goes on.
   void advance(Guest& guest) {
-    if (guest.attendee)
-      throw Error(Errc::peer_lost,
-                  formatted("{} went away while group {} was being formed",
-                            describe(guest.attendee->introduction), invitation_.group),
-                  {guest.attendee->introduction.rank});
+    if (guest.proved) return take_introduction(guest);
     try {
-      guest.proved ? take_introduction(guest) : check_proof(guest);
+      check_proof(guest);
     } catch (const Error& error) {
-      if (guest.attendee) throw;  // no stranger
+      if (guest.proved) throw;  // no stranger
       if (!std::exchange(warned_, true))
         log_warning(formatted("a stranger at the meeting point was dropped: {}", error.what()),
                     self_.rank);
@@ -209,50 +374,90 @@ class Host {
     if (!same_digest(answer.proof,
                      member_proof(invitation_.secret, guest.challenge, answer.number)))
       throw Error(Errc::system, "it does not know the group's secret");
-    const Digest own_proof = host_proof(invitation_.secret, guest.challenge, answer.number);
-    send_packet(guest.socket.get(), Counterproof{own_proof}, guest.patience);
     guest.proved = true;
-    guest.patience = deadline_after(kHandshakeTime);
+    guest.said.rank = answer.rank;
+    guest.said.pid = answer.pid;
+    std::memcpy(guest.said.host, self_.host, sizeof guest.said.host);
+    check_equal("the size of the group", self_.size, guest.said, answer.size);
+    check_rank(guest);
+    const Digest own_proof = host_proof(invitation_.secret, guest.challenge, answer.number);
+    send_packet(guest.socket.get(), Counterproof{own_proof, self_.rank}, invitation_.deadline);
+  }
+
+  void check_rank(const Guest& guest) const {
+    const int rank = guest.said.rank;
+    if (rank < 0 || rank >= self_.size)
+      throw Error(Errc::invalid_argument,
+                  formatted("{} is not one of the {} ranks of group {}", describe(guest.said),
+                            self_.size, invitation_.group),
+                  {rank});
+    const bool taken = rank == self_.rank || std::ranges::any_of(guests_, [&](const Guest& other) {
+                         return &other != &guest && other.proved && other.said.rank == rank;
+                       });
+    if (taken)
+      throw Error(Errc::invalid_argument,
+                  formatted("two processes of group {} call themselves rank {}; one is {}",
+                            invitation_.group, rank, describe(guest.said)),
+                  {rank});
+  }
+
+  // --- introductions ---
+
+  Attendance gather_introductions() {
+    const Agenda agenda{.several_hosts = host_count_ > 1};
+    for (const Guest& guest : guests_)
+      if (guest.proved) send_packet(guest.socket.get(), agenda, invitation_.deadline);
+    const Introduction meanwhile = self_;
+    self_ = invitation_.introduce(host_count_ > 1);
+    self_.host_number = meanwhile.host_number;
+    while (introduced() + 1 < ranks_here()) look_after_guests(-1);
+    Attendance attendance;
+    attendance.here.push_back({.introduction = self_, .memory = {}, .process = {}});
+    for (Guest& guest : guests_)
+      if (guest.attendee) attendance.here.push_back(std::move(*guest.attendee));
+    std::ranges::sort(attendance.here, {}, [](const Attendee& a) { return a.introduction.rank; });
+    for (std::size_t i = 0; i < attendance.here.size(); ++i) {
+      const int rank = attendance.here[i].introduction.rank;
+      if (places_[static_cast<std::size_t>(rank)] != self_.rank)
+        throw Error(Errc::invalid_argument,
+                    formatted("two processes of group {} call themselves rank {}, on two hosts",
+                              invitation_.group, rank),
+                    {rank});
+    }
+    return attendance;
+  }
+
+  [[nodiscard]] int introduced() const {
+    return static_cast<int>(
+        std::ranges::count_if(guests_, [](const Guest& g) { return g.attendee.has_value(); }));
   }
 
   void take_introduction(Guest& guest) {
-    std::vector<Fd> fds;
-    Attendee attendee;
-    attendee.introduction = receive_packet<Introduction>(guest.socket.get(), Clock::now(), &fds);
-    if (fds.empty()) throw Error(Errc::system, "an introduction without memory");
-    attendee.memory = std::move(fds[0]);
-    if (fds.size() > 1) attendee.process = std::move(fds[1]);
-    guest.attendee = std::move(attendee);
+    try {
+      if (guest.attendee) throw Error(Errc::peer_lost, "it closed its connection");
+      std::vector<Fd> fds;
+      Attendee attendee;
+      receive_introduction(guest, attendee.introduction, fds);
+      attendee.memory = std::move(fds[0]);
+      if (fds.size() > 1) attendee.process = std::move(fds[1]);
+      attendee.introduction.host_number = self_.host_number;
+      guest.attendee = std::move(attendee);
+    } catch (const Error& error) {
+      if (error.code() != Errc::peer_lost) throw;
+      throw Error(Errc::peer_lost,
+                  formatted("{} went away while group {} was being formed", describe(guest.said),
+                            invitation_.group),
+                  {guest.said.rank});
+    }
     check_agreement(guest.attendee->introduction);
   }
 
-  std::vector<Attendee> seat_everyone() {
-    std::vector<Attendee> seats(static_cast<std::size_t>(self_.size));
-    std::vector<bool> taken(seats.size());
-    const auto seat = [&](const Introduction& introduction) -> Attendee& {
-      const auto rank = static_cast<std::size_t>(introduction.rank);
-      if (rank >= seats.size())
-        throw Error(Errc::invalid_argument,
-                    formatted("{} is not one of the {} ranks of group {}", describe(introduction),
-                              seats.size(), invitation_.group),
-                    {introduction.rank});
-      if (taken[rank])
-        throw Error(Errc::invalid_argument,
-                    formatted("two processes of group {} call themselves rank {}; one is {}",
-                              invitation_.group, introduction.rank, describe(introduction)),
-                    {introduction.rank});
-      taken[rank] = true;
-      seats[rank].introduction = introduction;
-      return seats[rank];
-    };
-    seat(self_);
-    for (Guest& guest : guests_) {
-      if (!guest.attendee) continue;
-      Attendee& own = seat(guest.attendee->introduction);
-      own.memory = std::move(guest.attendee->memory);
-      own.process = std::move(guest.attendee->process);
-    }
-    return seats;
+  /// Or the reason why it cannot introduce itself.
+  static void receive_introduction(const Guest& guest, Introduction& introduction,
+                                   std::vector<Fd>& fds) {
+    throw_if_verdict(guest.socket.get(), Clock::now());
+    introduction = receive_packet<Introduction>(guest.socket.get(), Clock::now(), &fds);
+    if (fds.empty()) throw Error(Errc::system, "an introduction without memory");
   }
 
   void check_agreement(const Introduction& other) const {
@@ -265,10 +470,14 @@ class Host {
     check_equal("the first sequence number", self_.first_sequence, other, other.first_sequence);
     check_equal("CCL_CHUNK_BYTES", self_.chunk_bytes, other, other.chunk_bytes);
     check_equal("CCL_EAGER_BYTES", self_.eager_bytes, other, other.eager_bytes);
+    check_equal("CCL_WIRE_DTYPE", self_.wire_format, other, other.wire_format);
+    check_equal("the provider of libfabric", std::string(self_.provider), other,
+                std::string(other.provider));
   }
 
   template <class T>
-  void check_equal(const char* what, T mine, const Introduction& other, T theirs) const {
+  void check_equal(const char* what, const T& mine, const Introduction& other,
+                   const T& theirs) const {
     if (mine == theirs) return;
     throw Error(Errc::mismatch,
                 formatted("group {}: {} is {} on rank {} and {} on {}; it must be the same on all "
@@ -277,23 +486,104 @@ class Host {
                 {self_.rank, other.rank});
   }
 
-  /// One guest at a time: the kernel limits how many descriptors may be under way.
-  void hand_out(const Guest& guest, const std::vector<Attendee>& everyone, int memory_fd,
-                int process_fd) const {
-    for (const Attendee& other : everyone) {
-      const bool mine = other.introduction.rank == self_.rank;
-      std::vector<int> fds{mine ? memory_fd : other.memory.get()};
-      const int process = mine ? process_fd : other.process.get();
-      if (process >= 0) fds.push_back(process);
-      send_packet(guest.socket.get(), other.introduction, invitation_.deadline, fds);
+  // --- other hosts ---
+
+  [[nodiscard]] Desk desk() const {
+    return desk_of(invitation_, [this] { require_guests(); });
+  }
+
+  /// Through the store: the introductions of all hosts, or the first problem that one has.
+  std::vector<Introduction> exchange_introductions(const Verdict& local,
+                                                   const std::vector<Attendee>& here) const {
+    std::string own(as_bytes(local));
+    for (const Attendee& attendee : here) own += as_bytes(attendee.introduction);
+    const bool is_first = self_.host_number == 0;
+    std::string all;
+    for (const std::string& one :
+         gather_texts(desk(), "introductions", self_.host_number, host_count_, own))
+      all += formatted("{:08x}", one.size()) + one;
+    all = share_text(desk(), "everyone", is_first, all);
+    std::vector<Introduction> everyone(static_cast<std::size_t>(self_.size));
+    std::string_view rest(all);
+    while (!rest.empty()) {
+      const auto bytes = std::stoul(std::string(rest.substr(0, 8)), nullptr, 16);
+      std::string_view one = rest.substr(8, bytes);
+      rest.remove_prefix(8 + bytes);
+      throw_if_bad(cut_packet<Verdict>(one));
+      while (!one.empty()) {
+        const auto introduction = cut_packet<Introduction>(one);
+        check_agreement(introduction);
+        everyone.at(static_cast<std::size_t>(introduction.rank)) = introduction;
+      }
     }
-    const auto verdict = receive_packet<Verdict>(guest.socket.get(), invitation_.deadline);
-    throw_if_bad(verdict);
+    return everyone;
+  }
+
+  /// The first bad one, if any host has one.
+  [[nodiscard]] Verdict agree_on_verdict(const Verdict& own) const {
+    const bool is_first = self_.host_number == 0;
+    const std::vector<std::string> all =
+        gather_texts(desk(), "verdict", self_.host_number, host_count_, std::string(as_bytes(own)));
+    Verdict common = own;
+    for (const std::string& text : all) {
+      std::string_view bytes(text);
+      const auto one = cut_packet<Verdict>(bytes);
+      if (common.good && !one.good) common = one;
+    }
+    if (is_first) remove_quietly(*invitation_.store, desk().prefix + "/everyone");
+    const std::string shared =
+        share_text(desk(), "verdict", is_first, std::string(as_bytes(common)));
+    std::string_view bytes(shared);
+    return cut_packet<Verdict>(bytes);
+  }
+
+  /// While the store is waited for: none of the guests may have gone.
+  void require_guests() const {
+    poll_interrupt(invitation_);
+    for (const Guest& guest : guests_) {
+      char byte;
+      if (guest.proved && ::recv(guest.socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+        throw Error(Errc::peer_lost,
+                    formatted("{} went away while group {} was being formed", describe(guest.said),
+                              invitation_.group),
+                    {guest.said.rank});
+    }
+  }
+
+  // --- the end of the meeting ---
+
+  void hand_out_and_accept(const Attendance& attendance, int memory_fd, int process_fd) {
+    if (self_.rank == 0 || places_[0] == self_.rank)
+      remove_quietly(*invitation_.store, formatted("{}/{}", desk().prefix, kPlacesKey));
+    invitation_.accept(attendance);
+    for (const Guest& guest : guests_)
+      if (guest.attendee) hand_out(guest, attendance, memory_fd, process_fd);
+  }
+
+  /// One guest at a time: the kernel limits how many descriptors may be under way.
+  void hand_out(const Guest& guest, const Attendance& attendance, int memory_fd,
+                int process_fd) const {
+    for (const Introduction& introduction : attendance.everyone)
+      send_packet(guest.socket.get(), introduction, invitation_.deadline,
+                  descriptors_of(introduction.rank, attendance.here, memory_fd, process_fd));
+    throw_if_bad(receive_packet<Verdict>(guest.socket.get(), invitation_.deadline));
+  }
+
+  [[nodiscard]] std::vector<int> descriptors_of(int rank, const std::vector<Attendee>& here,
+                                                int memory_fd, int process_fd) const {
+    const auto found = std::ranges::find(
+        here, rank, [](const Attendee& attendee) { return attendee.introduction.rank; });
+    if (found == here.end()) return {};
+    const bool mine = rank == self_.rank;
+    std::vector<int> fds{mine ? memory_fd : found->memory.get()};
+    const int process = mine ? process_fd : found->process.get();
+    if (process >= 0) fds.push_back(process);
+    return fds;
   }
 
   void announce(const Verdict& verdict) const noexcept {
     for (const Guest& guest : guests_) {
-      if (!guest.attendee) continue;
+      if (!guest.proved) continue;
       try {
         send_packet(guest.socket.get(), verdict, deadline_after(kHandshakeTime));
       } catch (const std::exception&) {
@@ -302,47 +592,30 @@ class Host {
     }
   }
 
-  [[nodiscard]] std::vector<int> absent() const {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < self_.size; ++rank) {
-      const bool here = rank == self_.rank || std::ranges::any_of(guests_, [&](const Guest& guest) {
-                          return guest.attendee && guest.attendee->introduction.rank == rank;
-                        });
-      if (!here) ranks.push_back(rank);
-    }
-    return ranks;
-  }
-
-  [[nodiscard]] std::optional<std::string> seen_in_store(int rank) const {
+  /// Everyone leaves a key when it comes.
+  [[nodiscard]] bool has_come(int rank) const {
     try {
-      return invitation_.store->get(rank_key(rank), milliseconds(10));
+      static_cast<void>(invitation_.store->get(rank_key(rank), milliseconds(10)));
+      return true;
     } catch (const Error&) {
-      return std::nullopt;
-    }
-  }
-
-  /// A rank that has written to the store from another place will never come here.
-  void look_for_other_hosts() const {
-    for (const int rank : absent()) {
-      const auto seen = seen_in_store(rank);
-      if (!seen || seen->ends_with(" " + place())) continue;
-      const std::string where = seen->substr(0, seen->rfind(' '));
-      throw Error(
-          Errc::invalid_argument,
-          formatted("rank {} of group {} runs elsewhere ({}) than rank {} (host {}): groups "
-                    "over several hosts are not supported by this version",
-                    rank, invitation_.group, where, self_.rank, self_.host),
-          {rank});
+      return false;
     }
   }
 
   [[nodiscard]] Error missing_ranks() const {
-    const std::vector<int> ranks = absent();
-    return Error(Errc::timeout,
-                 formatted("group {}: rank{} {} did not arrive in time; {} of {} are here",
-                           invitation_.group, ranks.size() == 1 ? "" : "s", joined(ranks),
-                           introduced() + 1, self_.size),
-                 ranks);
+    std::vector<int> ranks;
+    for (int rank = 0; rank < self_.size; ++rank)
+      if (!has_come(rank)) ranks.push_back(rank);
+    if (ranks.empty())
+      return {Errc::timeout,
+              formatted("group {}: all {} ranks have come, but not all have finished meeting the "
+                        "others in time",
+                        invitation_.group, self_.size)};
+    return {Errc::timeout,
+            formatted("group {}: rank{} {} did not arrive in time; {} of {} are here",
+                      invitation_.group, ranks.size() == 1 ? "" : "s", joined(ranks),
+                      self_.size - static_cast<int>(ranks.size()), self_.size),
+            ranks};
   }
 
   static constexpr milliseconds kHandshakeTime{2000};
@@ -352,66 +625,85 @@ class Host {
   Fd listener_;
   Introduction self_;
   std::vector<Guest> guests_;
+  Places places_;
+  int host_count_ = 1;
   bool warned_ = false;
 };
 
-/// False if the host went away meanwhile: another one may take its place.
-bool prove_each_other(int socket, const Invitation& invitation) {
+/// The rank of the host; none if it went away meanwhile: another one may take its place.
+std::optional<int> prove_each_other(int socket, const Invitation& invitation) {
   try {
     await_packet(socket, invitation, invitation.deadline);
     const auto challenge = receive_packet<Challenge>(socket, invitation.deadline);
     const Digest own = random_digest();
     const Digest proof = member_proof(invitation.secret, challenge.number, own);
-    send_packet(socket, Answer{own, proof}, invitation.deadline);
+    send_packet(socket, Answer{own, proof, invitation.rank, invitation.size, ::getpid()},
+                invitation.deadline);
     await_packet(socket, invitation, invitation.deadline);
+    throw_if_verdict(socket, invitation.deadline);
     const auto counter = receive_packet<Counterproof>(socket, invitation.deadline);
     if (same_digest(counter.proof, host_proof(invitation.secret, challenge.number, own)))
-      return true;
+      return counter.rank;
   } catch (const Error& error) {
     if (error.code() != Errc::peer_lost) throw;
-    return false;
+    return std::nullopt;
   }
   throw Error(Errc::system, "the meeting point does not know the group's secret");
 }
 
-/// The table arrives as one Introduction per rank, unless the meeting failed before.
-Attendee receive_attendee(int socket, const Invitation& invitation, Deadline deadline) {
-  static_assert(sizeof(Verdict) != sizeof(Introduction), "the size tells them apart");
-  await_packet(socket, invitation, deadline);
-  char probe[1];
-  if (::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC) == sizeof(Verdict))
-    throw_if_bad(receive_packet<Verdict>(socket, deadline));
-  Attendee attendee;
-  std::vector<Fd> fds;
-  attendee.introduction = receive_packet<Introduction>(socket, deadline, &fds);
-  if (!fds.empty()) attendee.memory = std::move(fds[0]);
-  if (fds.size() > 1) attendee.process = std::move(fds[1]);
-  return attendee;
-}
-
-void accept_or_complain(int socket, const Invitation& invitation,
-                        const std::vector<Attendee>& everyone, Deadline deadline) {
+void tell_host_if_it_fails(int socket, Deadline deadline, const std::function<void()>& action) {
   try {
-    invitation.accept(everyone);
+    action();
   } catch (const Error& error) {
     send_packet(socket, bad_verdict(error), deadline);
     throw;
   }
-  send_packet(socket, Verdict{}, deadline);
 }
 
-void attend(const Invitation& invitation, Fd socket, const Introduction& self, int memory_fd,
-            int process_fd) {
+/// One rank of the table, or the end of the meeting.
+void receive_attendee(int socket, const Invitation& invitation, Attendance& attendance,
+                      Deadline deadline) {
+  await_packet(socket, invitation, deadline);
+  throw_if_verdict(socket, deadline);
+  Attendee attendee;
+  std::vector<Fd> fds;
+  attendee.introduction = receive_packet<Introduction>(socket, deadline, &fds);
+  attendance.everyone.push_back(attendee.introduction);
+  if (fds.empty()) return;  // on another host
+  attendee.memory = std::move(fds[0]);
+  if (fds.size() > 1) attendee.process = std::move(fds[1]);
+  attendance.here.push_back(std::move(attendee));
+}
+
+void introduce_oneself(int socket, const Invitation& invitation, int host_rank, int memory_fd,
+                       int process_fd, Deadline patience) {
+  report_place(desk_of(invitation,
+                       [&] {
+                         poll_interrupt(invitation);
+                         if (wait_readable(socket, Clock::now()))
+                           throw_if_verdict(socket, patience);
+                       }),
+               invitation, host_rank);
+  await_packet(socket, invitation, patience);
+  throw_if_verdict(socket, patience);
+  const auto agenda = receive_packet<Agenda>(socket, patience);
+  std::vector<int> fds{memory_fd};
+  if (process_fd >= 0) fds.push_back(process_fd);
+  tell_host_if_it_fails(socket, patience, [&] {
+    send_packet(socket, invitation.introduce(agenda.several_hosts != 0), patience, fds);
+  });
+}
+
+void attend(const Invitation& invitation, Fd socket, int host_rank, int memory_fd, int process_fd) {
   // The host waits until the deadline for the others; allow it the time to say who is missing.
   const Deadline patience = deadline_after(time_left(invitation.deadline) + milliseconds(2000));
   try {
-    std::vector<int> fds{memory_fd};
-    if (process_fd >= 0) fds.push_back(process_fd);
-    send_packet(socket.get(), self, invitation.deadline, fds);
-    std::vector<Attendee> everyone;
-    for (int i = 0; i < self.size; ++i)
-      everyone.push_back(receive_attendee(socket.get(), invitation, patience));
-    accept_or_complain(socket.get(), invitation, everyone, patience);
+    introduce_oneself(socket.get(), invitation, host_rank, memory_fd, process_fd, patience);
+    Attendance attendance;
+    for (int i = 0; i < invitation.size; ++i)
+      receive_attendee(socket.get(), invitation, attendance, patience);
+    tell_host_if_it_fails(socket.get(), patience, [&] { invitation.accept(attendance); });
+    send_packet(socket.get(), Verdict{}, patience);
     await_packet(socket.get(), invitation, patience);
     throw_if_bad(receive_packet<Verdict>(socket.get(), patience));
   } catch (const Error& error) {
@@ -432,13 +724,16 @@ std::string host_name() {
   return name;
 }
 
-std::string agree_on_secret(Store& store, int rank, Deadline deadline) {
-  store.set(rank_key(rank), formatted("host {}, pid {} {}", host_name(), ::getpid(), place()));
+std::string agree_on_secret(Store& store, int rank, const std::string& secret_file,
+                            Deadline deadline) {
+  store.set(rank_key(rank), formatted("host {}, pid {}", host_name(), ::getpid()));
   if (rank == 0) {
     const Digest fresh = random_digest();
     store.set(kSecretKey, to_hex(fresh));
   }
-  return store.get(kSecretKey, time_left(deadline));
+  const std::string stored = store.get(kSecretKey, time_left(deadline));
+  if (secret_file.empty()) return stored;
+  return to_hex(hmac_sha256(contents_of(secret_file), stored));
 }
 
 void forget_keys(Store& store, int rank) noexcept {
@@ -456,19 +751,22 @@ std::string describe(const Introduction& introduction) {
                    introduction.pid);
 }
 
-void meet(const Invitation& invitation, const Introduction& self, int memory_fd, int process_fd) {
-  if (self.size == 1) {
-    std::vector<Attendee> alone(1);
-    alone.front().introduction = self;
+void meet(const Invitation& invitation, int memory_fd, int process_fd) {
+  if (invitation.size == 1) {
+    Attendance alone;
+    alone.here.resize(1);
+    alone.here.front().introduction = invitation.introduce(/*several_hosts=*/false);
+    alone.everyone.push_back(alone.here.front().introduction);
     return invitation.accept(alone);
   }
   const std::string name = socket_name(invitation.secret);
   while (Clock::now() < invitation.deadline) {
     poll_interrupt(invitation);
     if (Fd listener = listen_on(name))
-      return Host(invitation, std::move(listener), self).run(memory_fd, process_fd);
-    if (Fd socket = connect_to(name); socket && prove_each_other(socket.get(), invitation))
-      return attend(invitation, std::move(socket), self, memory_fd, process_fd);
+      return Host(invitation, std::move(listener)).run(memory_fd, process_fd);
+    if (Fd socket = connect_to(name))
+      if (const auto host = prove_each_other(socket.get(), invitation))
+        return attend(invitation, std::move(socket), *host, memory_fd, process_fd);
     std::this_thread::sleep_for(milliseconds(1));  // between the host's bind and its listen
   }
   throw Error(

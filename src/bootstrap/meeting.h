@@ -1,9 +1,11 @@
-// Where the ranks of a group that live on one host find each other and exchange descriptors.
+// Where the ranks of a group find each other and exchange what they need to communicate.
 //
 // That two ranks share a host is proved, never guessed: all try to bind one abstract Unix socket
-// whose name comes from the group's secret. The winner hosts the meeting; the others connect.
-// Abstract sockets have no permissions, so both sides prove that they know the secret before a
-// descriptor is sent. Then everyone gets everyone's memory and pidfd, and the sockets are closed.
+// whose name comes from the group's secret; such names reach as far as a network namespace does.
+// Who wins hosts the meeting of its host; the others connect. Abstract sockets have no permissions,
+// so both sides prove that they know the secret before a descriptor is sent. The store then tells
+// which rank is where, the hosts exchange introductions through it, everyone gets everyone's (and
+// the memory and pidfd of those on its own host), and the sockets are closed.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +20,9 @@
 
 namespace tccl {
 
-/// What a rank tells about itself. Sent as bytes between processes of one host and one build.
+/// What a rank tells about itself. Sent as bytes between processes of one build.
 struct Introduction {
-  std::uint64_t format = 0x7463636c'00000002;  // raised when this struct or the region changes
+  std::uint64_t format = 0x7463636c'00000003;  // raised when this struct or the region changes
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;
@@ -33,6 +35,15 @@ struct Introduction {
   std::uint64_t eager_bytes = 0;
   std::uint64_t cores_digest = 0;  // of the cores it may use: whose are equal share them
   char host[64] = {};
+  // --- for other hosts, if there are any ---
+  std::int32_t host_number = 0;  // hosts are counted in the order of their first ranks
+  std::uint32_t wire_format = 0;
+  std::uint32_t group_number = 0;  // how this rank calls the group in messages that it receives
+  std::uint16_t control_port = 0;
+  std::uint16_t fabric_address_bytes = 0;
+  char control_address[64] = {};
+  char provider[32] = {};
+  unsigned char fabric_address[128] = {};
 };
 
 struct Attendee {
@@ -41,29 +52,40 @@ struct Attendee {
   Fd process;
 };
 
+/// Who has come, as everyone is told.
+struct Attendance {
+  std::vector<Attendee> here;          // the ranks of this host, in order
+  std::vector<Introduction> everyone;  // all ranks, in order
+};
+
 struct Invitation {
   Store* store;
   std::string group;   // for messages
   std::string secret;  // see agree_on_secret
+  int rank;
+  int size;
   Deadline deadline;
+  std::function<Introduction(bool several_hosts)> introduce;
   /// Maps everyone's memory. Runs on every rank before the meeting ends; if it throws on one, the
   /// meeting fails on all.
-  std::function<void(const std::vector<Attendee>&)> accept;
+  std::function<void(const Attendance&)> accept;
   std::function<void()> poll_interrupt;  // may be empty; see Context::Options
 };
 
 /// Rank 0 makes the secret; everyone learns it from the store. Each rank also leaves its host and
 /// pid there, so that a rank that cannot be met can be named.
-std::string agree_on_secret(Store& store, int rank, Deadline deadline);
+/// If `secret_file` is named, what it contains becomes part of the secret.
+std::string agree_on_secret(Store& store, int rank, const std::string& secret_file,
+                            Deadline deadline);
 
 /// Removes what agree_on_secret() stored, so that the same store can serve another group.
 void forget_keys(Store& store, int rank) noexcept;
 /// After a meeting that failed, so that the next attempt does not take its secret.
 void forget_failed_meeting(Store& store, int rank) noexcept;
 
-/// Hands everyone's introductions, in rank order, to everyone's `accept`. Throws on every rank
-/// alike: timeout names who is missing; mismatch names what differs.
-void meet(const Invitation& invitation, const Introduction& self, int memory_fd, int process_fd);
+/// Hands everyone's introductions to everyone's `accept`. Throws on every rank alike: timeout names
+/// who is missing; mismatch names what differs.
+void meet(const Invitation& invitation, int memory_fd, int process_fd);
 
 /// "rank 3 (host b, pid 4711)"
 std::string describe(const Introduction& introduction);

@@ -28,6 +28,8 @@ constexpr Rule kRules[] = {
     // Direct reads (P - 1) times the data on every rank, pipelined less than twice.
     {Op::allreduce, "pipelined", std::size_t{1} << 20, 6},
     {Op::reduce, "pipelined", std::size_t{1} << 20, 6},
+    // Between hosts the number of bytes soon counts more than the number of messages.
+    {Op::allreduce, "lanes", std::size_t{32} << 10, 2},
     // The arithmetic costs more than the second meeting: let the ranks share it.
     {Op::allreduce, "pipelined", 1024, 2, /*only_float8=*/true},
 };
@@ -41,6 +43,16 @@ const Algorithm& find(Op op, std::string_view name) {
   for (const Algorithm& row : algorithms())
     if (row.op == op && name == row.name) return row;
   throw Error(Errc::invalid_argument, formatted("{} has no algorithm \"{}\"", name_of(op), name));
+}
+
+/// For one host or for several.
+bool is_for_hosts(const Algorithm& row) { return row.run_over_hosts != nullptr; }
+
+bool is_first_of_its_kind(const Algorithm& row) {
+  const auto same = [&](const Algorithm& other) {
+    return other.op == row.op && is_for_hosts(other) == is_for_hosts(row);
+  };
+  return &*std::ranges::find_if(algorithms(), same) == &row;
 }
 
 std::size_t parse_limit(std::string_view text) {
@@ -67,7 +79,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 AlgorithmTable::AlgorithmTable(const Settings& settings) {
   const auto entries = [this](Op op) -> auto& { return entries_[static_cast<std::size_t>(op)]; };
   for (const Algorithm& row : algorithms())
-    if (entries(row.op).empty()) entries(row.op).push_back({&row});  // the first fits always
+    if (is_first_of_its_kind(row)) entries(row.op).push_back({&row});  // it fits always
   for (const Rule& rule : kRules)
     entries(rule.op).push_back({.algorithm = &find(rule.op, rule.algorithm),
                                 .from_bytes = rule.from_bytes,
@@ -90,10 +102,12 @@ AlgorithmTable::Entry AlgorithmTable::parse_rule(Op op, std::string_view rule) {
           .by_setting = true};
 }
 
-const Algorithm& AlgorithmTable::choose(Op op, std::size_t bytes, int ranks, DType dtype) const {
+const Algorithm& AlgorithmTable::choose(Op op, std::size_t bytes, int ranks, DType dtype,
+                                        bool several_hosts) const {
   const auto& entries = entries_[static_cast<std::size_t>(op)];
   const auto fits = [&](const Entry& entry) {
-    return entry.from_bytes <= bytes && bytes <= entry.to_bytes && entry.from_ranks <= ranks &&
+    return is_for_hosts(*entry.algorithm) == several_hosts && entry.from_bytes <= bytes &&
+           bytes <= entry.to_bytes && entry.from_ranks <= ranks &&
            (!entry.only_float8 || is_float8(dtype));
   };
   return *std::find_if(entries.rbegin(), entries.rend(), fits)->algorithm;

@@ -20,7 +20,8 @@ class AlgorithmTable {
   explicit AlgorithmTable(const Settings& settings);
   /// The rules of the table and of the settings, for people.
   [[nodiscard]] std::vector<AlgorithmChoice> choices() const;
-  [[nodiscard]] const Algorithm& choose(Op op, std::size_t bytes, int ranks, DType dtype) const;
+  [[nodiscard]] const Algorithm& choose(Op op, std::size_t bytes, int ranks, DType dtype,
+                                        bool several_hosts = false) const;
 
  private:
   struct Entry {

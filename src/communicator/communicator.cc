@@ -21,6 +21,8 @@ std::uint64_t uid_from(const Digest& digest) {
   return uid | 1;  // never zero, which means "given back"
 }
 
+const char* name_of_algorithm(std::uint8_t index) { return algorithm(index).name; }
+
 /// Counts that every rank must pass alike, as one number.
 std::uint64_t hash_of_counts(const Operation& o) {
   std::uint64_t hash = 1;
@@ -43,6 +45,100 @@ std::size_t shared_count(const Operation& o) {
 
 }  // namespace
 
+namespace {
+
+/// What becomes of a meeting: the group on this host, and how to reach the others.
+class Founding {
+ public:
+  Founding(ContextImpl& context, Store& store, std::string secret, int rank, int size,
+           const Communicator::Options& options)
+      : context_(context),
+        store_(store),
+        secret_(std::move(secret)),
+        rank_(rank),
+        size_(size),
+        first_sequence_(options.first_sequence) {
+    parts_.group = std::make_shared<shm::Group>(
+        context.arena(),
+        shm::Group::Identity{options.name, uid_from(hmac_sha256(secret_, "group")),
+                             options.first_sequence},
+        shm::RegionLayout::of(size, context.settings().chunk_bytes));
+  }
+
+  Introduction introduce(bool several_hosts) {
+    Introduction own = context_.introduction();
+    own.rank = rank_;
+    own.size = size_;
+    own.first_sequence = first_sequence_;
+    own.region_offset = parts_.group->region_offset();
+    if (several_hosts) {
+      context_.introduce_to_other_hosts(own, store_.host());
+      context_.network({}).control().admit(secret_);
+    }
+    cores_digest_ = own.cores_digest;
+    parts_.group_number = own.group_number;
+    return own;
+  }
+
+  void accept(const Attendance& attendance) {
+    seat_local_ranks(attendance.here);
+    std::vector<int> hosts;
+    for (const Introduction& each : attendance.everyone) hosts.push_back(each.host_number);
+    Layout layout(std::move(hosts));
+    std::vector<Members::Remote> remotes;
+    if (layout.hosts() > 1) remotes = reach_remote_ranks(layout, attendance.everyone);
+    Control* control = remotes.empty() ? nullptr : &context_.network({}).control();
+    parts_.members =
+        std::make_shared<Members>(parts_.group, std::move(layout), std::move(remotes), control);
+    if (control != nullptr) context_.listen_for(parts_.members);
+    // Everyone is here and nobody has returned yet: the one moment at which a next group on this
+    // store cannot meet the keys of this one.
+    if (size_ > 1) forget_keys(store_, rank_);
+  }
+
+  CommunicatorImpl::Parts take_parts() { return std::move(parts_); }
+  /// Ranks of this host that may use the same cores as this one.
+  [[nodiscard]] int sharing() const { return sharing_; }
+
+ private:
+  void seat_local_ranks(const std::vector<Attendee>& here) {
+    std::vector<shm::Member> members;
+    std::vector<int> numbers;
+    for (const Attendee& attendee : here) {
+      members.emplace_back(context_.acquaint(attendee), attendee.introduction.region_offset);
+      numbers.push_back(attendee.introduction.rank);
+      sharing_ += attendee.introduction.cores_digest == cores_digest_;
+    }
+    parts_.group->set_members(std::move(members), std::move(numbers), rank_);
+  }
+
+  std::vector<Members::Remote> reach_remote_ranks(const Layout& layout,
+                                                  const std::vector<Introduction>& everyone) {
+    std::vector<Members::Remote> remotes(everyone.size());
+    parts_.addresses.resize(everyone.size());
+    for (const Introduction& each : everyone) {
+      if (layout.same_host(each.rank, rank_)) continue;
+      const auto index = static_cast<std::size_t>(each.rank);
+      const ContextImpl::Acquaintance known = context_.acquaint(each, secret_);
+      remotes[index].peer = known.peer;
+      parts_.addresses[index] = {known.address, each.group_number};
+    }
+    return remotes;
+  }
+
+  ContextImpl& context_;
+  Store& store_;
+  std::string secret_;
+  int rank_;
+  int size_;
+  std::uint32_t first_sequence_;
+  std::uint64_t cores_digest_ = 0;
+  int sharing_ = 0;
+  CommunicatorImpl::Parts parts_;
+};
+
+}  // namespace
+
 std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> context, Store& store,
                                                    int rank, int size, Options options) {
   auto impl = std::static_pointer_cast<ContextImpl>(std::move(context));
@@ -53,63 +149,63 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   const Deadline deadline = deadline_after(options.timeout);
   // A rank alone leaves the store alone: torch gives groups of one rank each the same keys.
   const std::string secret =
-      size == 1 ? to_hex(random_digest()) : agree_on_secret(store, rank, deadline);
-  const auto layout = shm::RegionLayout::of(size, impl->settings().chunk_bytes);
-  auto group = std::make_shared<shm::Group>(
-      impl->arena(),
-      shm::Group::Identity{options.name, rank, size, uid_from(hmac_sha256(secret, "group")),
-                           options.first_sequence},
-      layout);
-  Introduction self = impl->introduction();
-  self.rank = rank;
-  self.size = size;
-  self.first_sequence = options.first_sequence;
-  self.region_offset = group->region_offset();
-  std::vector<shm::Member> members;
-  int sharing = 0;
-  const auto acquaint = [&](const std::vector<Attendee>& everyone) {
-    for (const Attendee& attendee : everyone) {
-      members.emplace_back(impl->acquaint(attendee), attendee.introduction.region_offset);
-      sharing += attendee.introduction.cores_digest == self.cores_digest;
-    }
-    // Everyone is here and nobody has returned yet: the one moment at which a next group on this
-    // store cannot meet the keys of this one.
-    if (size > 1) forget_keys(store, rank);
-  };
+      size == 1 ? to_hex(random_digest())
+                : agree_on_secret(store, rank, impl->settings().secret_file, deadline);
+  Founding founding(*impl, store, secret, rank, size, options);
   try {
-    meet({&store, options.name, secret, deadline, acquaint, impl->poll_interrupt()}, self,
+    meet({&store, options.name, secret, rank, size, deadline,
+          [&](bool several_hosts) { return founding.introduce(several_hosts); },
+          [&](const Attendance& attendance) { founding.accept(attendance); },
+          impl->poll_interrupt()},
          impl->arena().memory()->fd(), impl->process_fd());
   } catch (...) {
     if (size > 1) forget_failed_meeting(store, rank);
     throw;
   }
-  group->set_members(std::move(members));
-  impl->make_workers(rank, size, sharing);  // all ranks of a group are on this host
+  CommunicatorImpl::Parts parts = founding.take_parts();
+  impl->make_workers(parts.group->rank(), parts.group->size(), founding.sharing());
   auto communicator =
-      std::make_shared<CommunicatorImpl>(impl, std::move(group), std::move(options));
+      std::make_shared<CommunicatorImpl>(impl, std::move(parts), std::move(options));
   impl->remember(communicator);
   return communicator;
 }
 
-CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context,
-                                   std::shared_ptr<shm::Group> group, Options options)
+CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, Parts parts,
+                                   Options options)
     : context_(std::move(context)),
       options_(std::move(options)),
-      rank_(group->rank()),
-      size_(group->size()),
-      group_(std::move(group)),
-      board_(std::make_unique<shm::ShmBoard>(
-          *group_, context_->heap(), [](std::uint8_t index) { return algorithm(index).name; },
-          context_->poll_interrupt(), context_->patience())),
+      rank_(parts.members->rank()),
+      size_(parts.members->size()),
+      group_(parts.group),
+      members_(parts.members),
+      addresses_(parts.addresses),
+      board_(std::make_unique<shm::ShmBoard>(*group_, context_->heap(), name_of_algorithm,
+                                             context_->poll_interrupt(), context_->patience())),
       lane_(std::make_shared<Lane>(context_->drivers(), options_.name,
                                    static_cast<LaneExecutor&>(*this), context_->poll_interrupt())),
       p2p_(std::make_shared<P2p>(
-          group_, context_->settings().eager_bytes, context_->progress(),
+          members_, mailbox_for(parts), context_->settings().eager_bytes, context_->progress(),
           [drivers = &context_->drivers()](std::function<void()> job) {
             drivers->submit(std::move(job));
           },
           context_->poll_interrupt(), context_->patience())) {
+  if (members_->over_several_hosts()) connect_hosts(parts);
   context_->progress().add(p2p_);
+}
+
+void CommunicatorImpl::connect_hosts(const Parts& parts) {
+  ofi::Network& network = context_->network({});
+  wire_ = std::make_unique<ofi::OfiWire>(
+      network, *members_,
+      ofi::OfiWire::Options{parts.addresses, parts.group_number, context_->settings().wire_format,
+                            name_of_algorithm, context_->poll_interrupt(), context_->patience()});
+  board_->set_meanwhile([&network] { network.progress(); });
+}
+
+std::unique_ptr<ofi::Mailbox> CommunicatorImpl::mailbox_for(const Parts& parts) const {
+  if (!parts.members->over_several_hosts()) return nullptr;
+  return std::make_unique<ofi::Mailbox>(context_->network({}), *parts.members, parts.addresses,
+                                        parts.group_number);
 }
 
 CommunicatorImpl::~CommunicatorImpl() { close(); }
@@ -170,7 +266,7 @@ void CommunicatorImpl::await(const std::shared_ptr<Work>& work) {
     if (work->done() || work->cancel()) throw;
     problem = std::current_exception();
   }
-  const Error reason = group_->fail(Error(
+  const Error reason = members_->fail(Error(
       Errc::aborted, formatted("rank {} of group {} was interrupted", rank_, name()), {rank_}));
   if (!lane_->withdraw(*work, reason))
     while (!work->done()) std::this_thread::sleep_for(Milliseconds(1));
@@ -203,25 +299,34 @@ void CommunicatorImpl::execute(const Operation& operation, Milliseconds timeout)
 
 void CommunicatorImpl::execute_by(std::optional<Deadline> deadline, const Operation& operation,
                                   Milliseconds timeout) {
-  if (group_->failed()) throw group_->failure();
+  if (group_->failed()) throw members_->fail(group_->failure());
   const Call call(operation, context_->workers());
   const Algorithm& chosen = context_->algorithms().choose(
-      operation.op, shared_count(operation) * size_of(operation.dtype), size_, operation.dtype);
+      operation.op, shared_count(operation) * size_of(operation.dtype), size_, operation.dtype,
+      wire_ != nullptr);
   try {
     board_->begin(record_of(operation, chosen), deadline, timeout);
-    chosen.run(*board_, call);
+    wire_ ? run_over_hosts(chosen, call, deadline, timeout) : chosen.run(*board_, call);
     board_->end();
   } catch (const Error& error) {
-    const Error reason = group_->fail(error);
+    const Error reason = members_->fail(error);
     board_->fail();
     throw reason;
   } catch (...) {
-    group_->fail(Error(Errc::aborted,
-                       formatted("rank {} was interrupted in {}", rank_, board_->operation()),
-                       {rank_}));
+    members_->fail(Error(Errc::aborted,
+                         formatted("rank {} was interrupted in {}", rank_, board_->operation()),
+                         {rank_}));
     board_->fail();
     throw;
   }
+}
+
+void CommunicatorImpl::run_over_hosts(const Algorithm& chosen, const Call& call,
+                                      std::optional<Deadline> deadline, Milliseconds timeout) {
+  wire_->begin(board_->record(), deadline, timeout);
+  chosen.run_over_hosts(*board_, *wire_, call);
+  wire_->end();
+  if (wire_->has_outstanding()) context_->progress().kick();  // nobody attends to it any more
 }
 
 void CommunicatorImpl::execute(const Program& program, Milliseconds timeout) {
@@ -236,12 +341,12 @@ void CommunicatorImpl::execute(const Program& program, Milliseconds timeout) {
   try {
     program.body(run);
   } catch (const Error& error) {
-    throw group_->fail(error);  // the other ranks wait for the rest of the program
+    throw members_->fail(error);  // the other ranks wait for the rest of the program
   } catch (const std::exception& error) {
-    group_->fail(Error(Errc::aborted,
-                       formatted("{} of group {} failed on rank {}: {}", program.name, name(),
-                                 rank_, error.what()),
-                       {rank_}));
+    members_->fail(Error(Errc::aborted,
+                         formatted("{} of group {} failed on rank {}: {}", program.name, name(),
+                                   rank_, error.what()),
+                         {rank_}));
     throw;
   }
 }
@@ -258,8 +363,8 @@ void CommunicatorImpl::abort(const std::string& reason) noexcept {
   if (context_->forked()) return;
   const std::lock_guard lock(mutex_);
   if (left_) return;
-  group_->fail(Error(Errc::aborted,
-                     formatted("rank {} aborted group {}: {}", rank_, name(), reason), {rank_}));
+  members_->fail(Error(Errc::aborted,
+                       formatted("rank {} aborted group {}: {}", rank_, name(), reason), {rank_}));
 }
 
 void CommunicatorImpl::leave() noexcept {
@@ -274,6 +379,8 @@ void CommunicatorImpl::close() noexcept {
   if (closed_.exchange(true)) return;
   lane_->close();
   p2p_->close();
+  if (wire_) wire_->close(deadline_after(options_.timeout));
+  members_->leave();
   const std::lock_guard lock(mutex_);
   if (group_->failed()) final_error_ = std::make_exception_ptr(group_->failure());
   left_ = true;
@@ -293,32 +400,61 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Optio
   std::ranges::sort(wishes, {}, [](const Wish& w) { return std::tuple(w.key, w.rank); });
 
   // The members have met already; they only need to know where each one's new region lies.
+  struct Place {
+    std::uint64_t region_offset = 0;
+    std::uint64_t group_number = 0;
+  };
+  Place place;
   std::shared_ptr<shm::Group> group;
   if (colour >= 0) {
-    const auto rank = std::ranges::find(wishes, rank_, &Wish::rank) - wishes.begin();
-    const auto size = static_cast<int>(wishes.size());
     try {
       group = std::make_shared<shm::Group>(
           context_->arena(),
-          shm::Group::Identity{options.name, static_cast<int>(rank), size, wishes.front().uid,
-                               options.first_sequence},
-          shm::RegionLayout::of(size, group_->layout().chunk_bytes));
+          shm::Group::Identity{options.name, wishes.front().uid, options.first_sequence},
+          shm::RegionLayout::of(static_cast<int>(wishes.size()), group_->layout().chunk_bytes));
     } catch (const Error& error) {
-      throw group_->fail(error);  // the others would wait for this rank
+      throw members_->fail(error);  // the others would wait for this rank
     }
+    place.region_offset = group->region_offset();
+    if (wire_) place.group_number = context_->network({}).new_group_number();
   }
-  const std::uint64_t offset = group ? group->region_offset() : 0;
-  std::vector<std::uint64_t> offsets(static_cast<std::size_t>(size_));
-  run(allgather(&offset, offsets.data(), 1, DType::uint64));
+  std::vector<Place> places(static_cast<std::size_t>(size_));
+  run(allgather(&place, places.data(), sizeof place, DType::uint8));
   if (!group) return nullptr;
 
-  std::vector<shm::Member> members;
-  for (const Wish& wish : wishes)
-    members.emplace_back(group_->peer_handle(wish.rank),
-                         offsets[static_cast<std::size_t>(wish.rank)]);
-  group->set_members(std::move(members));
+  Parts parts{.group = group, .members = {}, .addresses = {}, .group_number = 0};
+  parts.group_number = static_cast<std::uint32_t>(place.group_number);
+  std::vector<shm::Member> here;
+  std::vector<int> numbers;
+  std::vector<int> hosts;
+  std::vector<int> host_numbers;  // those of the parent, in the order of their first ranks here
+  std::vector<Members::Remote> remotes;
+  const Layout& layout = members_->layout();
+  for (std::size_t i = 0; i < wishes.size(); ++i) {
+    const int rank = wishes[i].rank;
+    const Place& theirs = places[static_cast<std::size_t>(rank)];
+    auto known = std::ranges::find(host_numbers, layout.host_of(rank));
+    hosts.push_back(static_cast<int>(known - host_numbers.begin()));
+    if (known == host_numbers.end()) host_numbers.push_back(layout.host_of(rank));
+    const bool local = members_->is_local(rank);
+    if (local) {
+      here.emplace_back(group_->peer_handle(layout.place_of(rank)), theirs.region_offset);
+      numbers.push_back(static_cast<int>(i));
+    }
+    remotes.push_back({local ? nullptr : members_->peer(rank)});
+    parts.addresses.push_back(
+        {local ? ofi::Endpoint::kAnyone : addresses_[static_cast<std::size_t>(rank)].peer,
+         static_cast<std::uint32_t>(theirs.group_number)});
+  }
+  const auto rank = std::ranges::find(wishes, rank_, &Wish::rank) - wishes.begin();
+  group->set_members(std::move(here), std::move(numbers), static_cast<int>(rank));
+  Control* control = host_numbers.size() > 1 ? &context_->network({}).control() : nullptr;
+  if (control == nullptr) remotes.clear();
+  parts.members =
+      std::make_shared<Members>(group, Layout(std::move(hosts)), std::move(remotes), control);
+  if (control != nullptr) context_->listen_for(parts.members);
   auto communicator =
-      std::make_shared<CommunicatorImpl>(context_, std::move(group), std::move(options));
+      std::make_shared<CommunicatorImpl>(context_, std::move(parts), std::move(options));
   context_->remember(communicator);
   return communicator;
 }

@@ -8,14 +8,23 @@
 #include "communicator/context.h"
 #include "communicator/lane.h"
 #include "communicator/p2p.h"
+#include "transport/members.h"
+#include "transport/ofi/mailbox.h"
+#include "transport/ofi/ofi_wire.h"
 #include "transport/shm/shm_board.h"
 
 namespace tccl {
 
 class CommunicatorImpl final : public Communicator, private LaneExecutor {
  public:
-  CommunicatorImpl(std::shared_ptr<ContextImpl> context, std::shared_ptr<shm::Group> group,
-                   Options options);
+  /// What its maker knows about its ranks.
+  struct Parts {
+    std::shared_ptr<shm::Group> group;  // on this host
+    std::shared_ptr<Members> members;
+    std::vector<ofi::RankAddress> addresses;  // by rank, if there are other hosts
+    std::uint32_t group_number = 0;           // what others call the group when they send here
+  };
+  CommunicatorImpl(std::shared_ptr<ContextImpl> context, Parts parts, Options options);
   ~CommunicatorImpl() override;
 
   [[nodiscard]] int rank() const noexcept override { return rank_; }
@@ -51,13 +60,20 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
   void execute_by(std::optional<Deadline> deadline, const Operation& operation,
                   Milliseconds timeout);
   [[nodiscard]] OpRecord record_of(const Operation& operation, const Algorithm& chosen) const;
+  void run_over_hosts(const Algorithm& chosen, const Call& call, std::optional<Deadline> deadline,
+                      Milliseconds timeout);
+  void connect_hosts(const Parts& parts);
+  [[nodiscard]] std::unique_ptr<ofi::Mailbox> mailbox_for(const Parts& parts) const;
 
   std::shared_ptr<ContextImpl> context_;
   Options options_;
   int rank_;
   int size_;
   std::shared_ptr<shm::Group> group_;
-  std::unique_ptr<shm::ShmBoard> board_;  // used by whoever runs the lane
+  std::shared_ptr<Members> members_;
+  std::vector<ofi::RankAddress> addresses_;
+  std::unique_ptr<shm::ShmBoard> board_;  // used by whoever runs the lane, both
+  std::unique_ptr<ofi::OfiWire> wire_;    // only if there are other hosts
   std::shared_ptr<Lane> lane_;
   std::shared_ptr<P2p> p2p_;
   mutable std::mutex mutex_;  // guards what follows

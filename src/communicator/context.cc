@@ -11,6 +11,7 @@
 #include "base/cores.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "bootstrap/interfaces.h"
 #include "communicator/communicator_impl.h"
 #include "communicator/plan_workers.h"
 #include "tccl/error.h"
@@ -21,6 +22,10 @@ namespace {
 
 /// An invalid descriptor where the kernel has none: then the mutex word is the only witness.
 Fd open_own_pidfd() { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
+
+/// A notice may come before this rank has finished making its group; those of groups that it has
+/// left are of no use.
+constexpr std::size_t kMostEarlyNotices = 1024;
 
 std::uint64_t digest_of(const std::vector<int>& numbers) {
   std::uint64_t digest = 1;
@@ -52,7 +57,7 @@ ContextImpl::ContextImpl(Options options)
   auto* life = new (arena_->memory()->base()) LifeSign();
   life->token = random_digest();
   progress_ = std::make_unique<Progress>(std::shared_ptr<Knocks>(arena_->memory(), &life->knocks));
-  monitor_ = std::make_unique<Monitor>(*life, [this] { reclaim_retired(); });
+  monitor_ = std::make_unique<Monitor>(*life, [this] { tick(); });
   fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { drop_in_child(); });
 }
 
@@ -80,6 +85,7 @@ void ContextImpl::close() noexcept {
   progress_->stop();
   drivers_->stop();
   if (workers_) workers_->stop();
+  if (network_) network_->close();
   monitor_->stop();
 }
 
@@ -98,6 +104,7 @@ Introduction ContextImpl::introduction() const {
   own.chunk_bytes = settings_.chunk_bytes;
   own.eager_bytes = settings_.eager_bytes;
   own.cores_digest = digest_of(cores_);
+  own.wire_format = static_cast<std::uint32_t>(settings_.wire_format);
   std::strncpy(own.host, host_name().c_str(), sizeof own.host - 1);
   return own;
 }
@@ -120,6 +127,97 @@ std::shared_ptr<Peer> ContextImpl::acquaint(const Attendee& attendee) {
   const std::lock_guard lock(mutex_);
   peers_[who.memory_id] = peer;
   return peer;
+}
+
+ofi::Network& ContextImpl::network(const std::string& store_host) {
+  const std::lock_guard lock(network_mutex_);
+  if (network_) return *network_;
+  RemotePeer::Identity self;
+  self.id = arena_->memory()->id();
+  self.host = host_name();
+  self.pid = ::getpid();
+  network_ = std::make_unique<ofi::Network>(
+      *monitor_,
+      ofi::Network::Options{&settings_, own_address(store_host, settings_.interface), self,
+                            [this](const std::shared_ptr<RemotePeer>& from, const Notice& notice) {
+                              take_notice(from, notice);
+                            }});
+  progress_->set_chore([network = network_.get()] {
+    network->progress();
+    return network->has_outstanding();
+  });
+  return *network_;
+}
+
+void ContextImpl::introduce_to_other_hosts(Introduction& own, const std::string& store_host) {
+  ofi::Network& network = this->network(store_host);
+  own.group_number = network.new_group_number();
+  own.control_port = network.control().port();
+  const ofi::Endpoint::Address& address = network.endpoint().address();
+  if (address.size() > sizeof own.fabric_address)
+    throw Error(Errc::internal, "an address of libfabric is too long");
+  own.fabric_address_bytes = static_cast<std::uint16_t>(address.size());
+  std::memcpy(own.fabric_address, address.data(), address.size());
+  std::strncpy(own.control_address, network.address().c_str(), sizeof own.control_address - 1);
+  std::strncpy(own.provider, network.endpoint().provider().c_str(), sizeof own.provider - 1);
+}
+
+ContextImpl::Acquaintance ContextImpl::acquaint(const Introduction& who,
+                                                const std::string& secret) {
+  RemotePeer::Identity identity;
+  identity.id = who.memory_id;
+  identity.host = who.host;
+  identity.pid = who.pid;
+  identity.address = who.control_address;
+  identity.port = who.control_port;
+  const std::lock_guard lock(network_mutex_);
+  Acquaintance known{network_->control().acquaint(identity, secret), 0};
+  const auto found = addresses_.find(who.memory_id);
+  if (found != addresses_.end()) {
+    known.address = found->second;
+    return known;
+  }
+  const auto* bytes = reinterpret_cast<const std::byte*>(who.fabric_address);
+  known.address = network_->endpoint().add_peer({bytes, bytes + who.fabric_address_bytes});
+  addresses_[who.memory_id] = known.address;
+  return known;
+}
+
+std::vector<std::shared_ptr<Members>> ContextImpl::groups_over_hosts() noexcept {
+  std::vector<std::shared_ptr<Members>> groups;
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : groups_over_hosts_)
+    if (auto members = known.lock()) groups.push_back(std::move(members));
+  return groups;
+}
+
+void ContextImpl::take_notice(const std::shared_ptr<RemotePeer>& from,
+                              const Notice& notice) noexcept {
+  if (static_cast<GroupNotice>(notice.kind) == GroupNotice::knock) return self_->knock();
+  for (const auto& members : groups_over_hosts())
+    if (members->uid() == notice.group) return members->take_notice(*from, notice);
+  const std::lock_guard lock(mutex_);
+  early_notices_.push_back({from, notice});
+  if (early_notices_.size() > kMostEarlyNotices) early_notices_.pop_front();
+}
+
+void ContextImpl::listen_for(const std::shared_ptr<Members>& members) {
+  std::vector<EarlyNotice> for_it;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_over_hosts_, [](const auto& known) { return known.expired(); });
+    groups_over_hosts_.push_back(members);
+    for (const EarlyNotice& early : early_notices_)
+      if (early.notice.group == members->uid()) for_it.push_back(early);
+    std::erase_if(early_notices_,
+                  [&](const EarlyNotice& early) { return early.notice.group == members->uid(); });
+  }
+  for (const EarlyNotice& early : for_it) members->take_notice(*early.from, early.notice);
+}
+
+void ContextImpl::tick() noexcept {
+  reclaim_retired();
+  for (const auto& members : groups_over_hosts()) members->spread_failure();
 }
 
 void ContextImpl::make_workers(int local_rank, int local_ranks, int sharing) {
@@ -160,6 +258,7 @@ void ContextImpl::reclaim_retired() noexcept {
 void ContextImpl::drop_in_child() noexcept {
   forked_.store(true, std::memory_order_relaxed);
   // Threads do not exist here and their locks may be held for ever: leak what owns them.
+  static_cast<void>(network_.release());
   static_cast<void>(monitor_.release());
   static_cast<void>(progress_.release());
   static_cast<void>(drivers_.release());

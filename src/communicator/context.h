@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -17,6 +18,8 @@
 #include "communicator/drivers.h"
 #include "communicator/progress.h"
 #include "tccl/communicator.h"
+#include "transport/members.h"
+#include "transport/ofi/network.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/group.h"
 #include "transport/shm/heap.h"
@@ -57,16 +60,33 @@ class ContextImpl final : public Context {
   /// The process behind an introduction, mapped now if it was not known yet.
   std::shared_ptr<Peer> acquaint(const Attendee& attendee);
 
+  /// This process's end of the network, made now if it is the first use. `store_host` is where the
+  /// group's store is, if that is known.
+  ofi::Network& network(const std::string& store_host);
+  /// Adds to an introduction what other hosts need to know.
+  void introduce_to_other_hosts(Introduction& own, const std::string& store_host);
+  /// A process of another host and how to send to it.
+  struct Acquaintance {
+    std::shared_ptr<RemotePeer> peer;
+    ofi::Endpoint::Peer address;
+  };
+  Acquaintance acquaint(const Introduction& who, const std::string& secret);
+
   void remember(const std::shared_ptr<CommunicatorImpl>& communicator);
+  /// Passes on what other hosts tell of this group, also what they have told already.
+  void listen_for(const std::shared_ptr<Members>& members);
   /// Keeps a closed group's memory until no peer can touch it any more.
   void retire(std::shared_ptr<shm::Group> group) noexcept;
 
  private:
   void drop_in_child() noexcept;
+  void tick() noexcept;
   void reclaim_retired() noexcept;
+  void take_notice(const std::shared_ptr<RemotePeer>& from, const Notice& notice) noexcept;
+  std::vector<std::shared_ptr<Members>> groups_over_hosts() noexcept;
   [[nodiscard]] LifeSign& life() const;
 
-  std::mutex mutex_;  // guards the making of workers_ and the last three members
+  std::mutex mutex_;  // guards the making of workers_, and peers_ and what follows it
   Options options_;
   Settings settings_;
   AlgorithmTable algorithms_;
@@ -79,13 +99,22 @@ class ContextImpl final : public Context {
   std::unique_ptr<Drivers> drivers_;
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Monitor> monitor_;
+  std::mutex network_mutex_;  // guards the making of network_, and addresses_
+  std::unique_ptr<ofi::Network> network_;
+  std::map<Digest, ofi::Endpoint::Peer> addresses_;
   std::atomic<int> most_sharing_{1};  // ranks of one group that may use the same cores as this one
   std::atomic<bool> forked_{false};
   std::atomic<bool> closed_{false};
   std::map<Digest, std::weak_ptr<Peer>> peers_;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
   std::list<std::shared_ptr<shm::Group>> retired_;
-  std::unique_ptr<ForkHook> fork_hook_;  // the last to come and the first to go
+  struct EarlyNotice {
+    std::shared_ptr<RemotePeer> from;
+    Notice notice;
+  };
+  std::vector<std::weak_ptr<Members>> groups_over_hosts_;
+  std::deque<EarlyNotice> early_notices_;  // of groups that are not known here, perhaps not yet
+  std::unique_ptr<ForkHook> fork_hook_;    // the last to come and the first to go
 };
 
 }  // namespace tccl

@@ -8,6 +8,7 @@
 #include "communicator/progress.h"
 #include "kernels/copy.h"
 #include "tccl/error.h"
+#include "transport/shm/shm_link.h"
 
 namespace tccl {
 namespace {
@@ -17,6 +18,8 @@ namespace {
 constexpr std::uint64_t kUnclaimedBytes = 1u << 20;
 /// A sender that finds no room knocks this often.
 constexpr auto kKnockPeriod = std::chrono::milliseconds(5);
+/// At the end: for messages that were sent to ranks that have not taken them yet.
+constexpr std::chrono::milliseconds kLastWords{10'000};
 /// What an unclaimed message costs the receiver besides its bytes.
 constexpr std::uint64_t charge(std::uint64_t bytes) { return bytes + 128; }
 
@@ -43,25 +46,35 @@ std::string P2pWork::description() const { return engine_->describe(*this); }
 
 bool P2pWork::cancel() noexcept { return !is_inherited() && engine_->cancel(*this); }
 
-P2p::P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
-         WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt, Patience patience)
-    : owned_group_(std::move(group)),
-      group_(*owned_group_),
+P2p::P2p(std::shared_ptr<Members> members, std::unique_ptr<ofi::Mailbox> mailbox,
+         std::size_t eager_bytes, Progress& progress, WorkState::Submit run_elsewhere,
+         std::function<void()> poll_interrupt, Patience patience)
+    : owned_members_(std::move(members)),
+      members_(*owned_members_),
+      mailbox_(std::move(mailbox)),
       eager_bytes_(eager_bytes),
       progress_(progress),
       run_elsewhere_(std::move(run_elsewhere)),
       poll_interrupt_(std::move(poll_interrupt)),
       patience_(patience),
-      outgoing_(static_cast<std::size_t>(group_.size())),
-      incoming_(static_cast<std::size_t>(group_.size())) {}
+      outgoing_(static_cast<std::size_t>(members_.size())),
+      incoming_(static_cast<std::size_t>(members_.size())) {
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    auto& link = outgoing_[static_cast<std::size_t>(rank)].link;
+    if (members_.is_local(rank))
+      link = std::make_unique<shm::ShmLink>(members_.local(), members_.layout().place_of(rank),
+                                            eager_bytes_);
+    else
+      link = mailbox_->link_to(rank);
+  }
+}
 
 std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::CallOptions options) {
   std::vector<WorkPtr> finished;
   WorkPtr work;
   {
     const std::lock_guard lock(mutex_);
-    if (closing_)
-      throw Error(Errc::aborted, formatted("group {} is closed", group_.identity().name));
+    if (closing_) throw Error(Errc::aborted, formatted("group {} is closed", members_.name()));
     work = std::make_shared<P2pWork>(shared_from_this(), operation, std::move(options),
                                      next_number_++);
     outstanding_.insert(work);
@@ -74,7 +87,7 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
     finished = take_finished_locked();
   }
   complete(finished);
-  if (!work->done()) progress_.kick();
+  if (!work->done() || needs_progress()) progress_.kick();
   return work;
 }
 
@@ -99,12 +112,13 @@ bool P2p::advance(bool look_for_trouble) {
 bool P2p::advance_locked() {
   bool moved = false;
   try {
-    for (int rank = 0; rank < group_.size(); ++rank) moved |= take_cells(rank);
-    for (int rank = 0; rank < group_.size(); ++rank) moved |= push_cells(rank);
+    if (mailbox_) mailbox_->collect();
+    for (int rank = 0; rank < members_.size(); ++rank) moved |= take_cells(rank);
+    for (int rank = 0; rank < members_.size(); ++rank) moved |= push_cells(rank);
   } catch (const Error&) {
     fail_all(std::current_exception());
   } catch (const std::exception& error) {
-    fail_all(make_error(Errc::internal, {}, "group {}: {}", group_.identity().name, error.what()));
+    fail_all(make_error(Errc::internal, {}, "group {}: {}", members_.name(), error.what()));
   }
   return moved;
 }
@@ -148,7 +162,7 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
   struct Leaving {
     P2p& engine;
     ~Leaving() {
-      if (engine.has_outstanding()) engine.progress_.kick();  // nobody attends to it any more
+      if (engine.needs_progress()) engine.progress_.kick();  // nobody attends to it any more
     }
   } leaving{*this};
   auto next_poll = Clock::now() + kInterruptPeriod;
@@ -171,44 +185,40 @@ void P2p::attend_until(P2pWork& work, Deadline deadline) {
   // As long as something moves it is too early to sleep: each turn begins with spinning.
   auto next_look = Clock::now() + kSleepSlice;
   while (!work.done() && Clock::now() < deadline) {
-    wait_until(group_.mine().p2p_bell, something_moves, give_up, patience_);
+    if (!wait_briefly(something_moves, patience_)) sleep_for(work, something_moves, give_up);
     if (Clock::now() < next_look) continue;
     next_look = Clock::now() + kSleepSlice;
     give_up();
   }
 }
 
+/// A rank of this host rings the bell; data of another host shows at the network's descriptor.
+void P2p::sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,
+                    FunctionRef<bool()> give_up) {
+  const int peer = work.operation_.root;
+  if (!mailbox_ || (peer != kAnySource && members_.is_local(peer))) {
+    sleep_until(members_.local().mine().p2p_bell, something_moves, give_up);
+    return;
+  }
+  const auto slice = peer == kAnySource ? std::chrono::milliseconds(1) : kSleepSlice;
+  while (!something_moves() && !give_up()) mailbox_->network().endpoint().sleep(slice);
+}
+
 // --- receiving ---
 
 bool P2p::take_cells(int source) {
-  const std::uint64_t offset =
-      group_.line(source, group_.rank()).channel.load(std::memory_order_acquire);
-  if (offset == 0) return false;  // it has never sent to us
-  auto* channel = reinterpret_cast<shm::Channel*>(group_.peer(source).base() + offset);
-  Incoming& from = incoming_[static_cast<std::size_t>(source)];
-  const std::uint64_t posted =
-      channel->posted.load(std::memory_order_acquire);  // pairs with post_cell
-  if (posted == from.taken) return false;
-  for (; from.taken != posted; ++from.taken) {
-    const std::byte* cell = channel->cell(from.taken, eager_bytes_);
-    shm::CellHeader header;
-    std::memcpy(&header, cell, sizeof header);
-    take_cell(source, header, cell + sizeof header);
-  }
-  group_.line(group_.rank(), source)
-      .cells_taken.store(from.taken,
-                         std::memory_order_release);  // pairs with has_room
-  ring_fence();
-  group_.region(source).p2p_bell.ring_if_asleep();
-  return true;
+  Link& link = *outgoing_[static_cast<std::size_t>(source)].link;
+  return link.take([&](const CellHeader& header, const std::byte* payload) {
+    take_cell(source, header, payload);
+  });
 }
 
-void P2p::take_cell(int source, const shm::CellHeader& header, const std::byte* payload) {
+void P2p::take_cell(int source, const CellHeader& header, const std::byte* payload) {
   const auto peer = static_cast<std::size_t>(source);
   switch (header.kind) {
-    case shm::CellKind::eager:
-    case shm::CellKind::announce: {
-      const bool eager = header.kind == shm::CellKind::eager;
+    case CellKind::eager:
+    case CellKind::announce: {
+      const bool eager = header.kind == CellKind::eager;
       if (const WorkPtr receive = match(source, header.tag)) {
         eager ? deliver_eager(receive, source, payload, header.payload_bytes)
               : grant(receive, source, header.message, header.message_bytes);
@@ -222,13 +232,15 @@ void P2p::take_cell(int source, const shm::CellHeader& header, const std::byte* 
                              {payload, payload + header.payload_bytes}});
       return;
     }
-    case shm::CellKind::grant: {
+    case CellKind::grant: {
       Outgoing& to = outgoing_[peer];
       if (auto node = to.awaiting_grant.extract(header.message))
         to.granted.push_back(node.mapped());
       return;
     }
-    case shm::CellKind::data: {
+    case CellKind::nothing:
+      return;
+    case CellKind::data: {
       const auto found = incoming_[peer].granted.find(header.message);
       if (found == incoming_[peer].granted.end()) return;  // cancelled meanwhile
       const WorkPtr receive = found->second;
@@ -273,17 +285,16 @@ void P2p::match_unexpected(const WorkPtr& receive) {
 bool P2p::size_agrees(const WorkPtr& receive, int source, std::uint64_t bytes) {
   receive->set_source(source);
   if (bytes == receive->operation_.count) return true;
-  finish(receive, make_error(Errc::mismatch, {group_.rank(), source},
+  finish(receive, make_error(Errc::mismatch, {members_.rank(), source},
                              "group {}: rank {} receives {} bytes with tag {}, but {} sent {}",
-                             group_.identity().name, group_.rank(), receive->operation_.count,
-                             receive->operation_.tag, group_.who(source), bytes));
+                             members_.name(), members_.rank(), receive->operation_.count,
+                             receive->operation_.tag, members_.who(source), bytes));
   return false;
 }
 
 void P2p::deliver_eager(const WorkPtr& receive, int source, const std::byte* payload,
                         std::uint64_t bytes) {
-  group_.line(group_.rank(), source)
-      .eager_matched.fetch_add(charge(bytes), std::memory_order_relaxed);
+  outgoing_[static_cast<std::size_t>(source)].link->claim_eager(charge(bytes));
   if (!size_agrees(receive, source, bytes)) return;
   kernels::copy(receive->operation_.out, payload, bytes);
   finish(receive, nullptr);
@@ -301,95 +312,69 @@ void P2p::grant(const WorkPtr& receive, int source, std::uint64_t message, std::
 bool P2p::push_cells(int destination) {
   Outgoing& to = outgoing_[static_cast<std::size_t>(destination)];
   bool moved = false;
-  while (push_one(destination, to)) moved = true;
-  if (!moved) return false;
-  ring_fence();
-  group_.region(destination).p2p_bell.ring_if_asleep();
-  return true;
+  while (push_one(to)) moved = true;
+  if (moved) to.link->wake_receiver();
+  return moved;
 }
 
-bool P2p::push_one(int destination, Outgoing& to) {
+bool P2p::push_one(Outgoing& to) {
   if (to.grants.empty() && to.unannounced.empty() && to.granted.empty()) return false;
-  if (to.channel == nullptr) open_channel(destination, to);
-  if (!has_room(destination, to)) {
-    knock(destination, to);
+  if (!to.link->has_room()) {
+    knock(to);
     return false;
   }
   if (!to.grants.empty()) {
-    post_cell(to, {shm::CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
+    to.link->post({CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
     to.grants.pop_front();
   } else if (!to.unannounced.empty()) {
-    announce(destination, to);
+    announce(to);
   } else {
     push_piece(to);
   }
   return true;
 }
 
-/// The receiver may be busy elsewhere, with no receive that would make it look. More than once: it
-/// may not have entered the group yet.
-void P2p::knock(int destination, Outgoing& to) {
+/// More than once: the receiver may not have entered the group yet.
+void P2p::knock(Outgoing& to) {
   const auto now = Clock::now();
   if (now - to.last_knock < kKnockPeriod) return;
   to.last_knock = now;
-  group_.peer(destination).knock();
+  to.link->knock();
 }
 
-void P2p::announce(int destination, Outgoing& to) {
+void P2p::announce(Outgoing& to) {
   const WorkPtr work = std::move(to.unannounced.front());
   to.unannounced.pop_front();
   const Operation& message = work->operation_;
-  if (may_be_eager(destination, to, message.count)) {
+  if (may_be_eager(to, message.count)) {
     to.eager_sent += charge(message.count);
-    post_cell(to,
-              {shm::CellKind::eager, static_cast<std::uint32_t>(message.count), message.tag, 0,
-               message.count},
-              message.in);
+    to.link->post(
+        {CellKind::eager, static_cast<std::uint32_t>(message.count), message.tag, 0, message.count},
+        message.in);
     finish(work, nullptr);
     return;
   }
   const std::uint64_t number = work->message_ = next_message_++;
   to.awaiting_grant[number] = work;
-  post_cell(to, {shm::CellKind::announce, 0, message.tag, number, message.count}, nullptr);
+  to.link->post({CellKind::announce, 0, message.tag, number, message.count}, nullptr);
 }
 
-bool P2p::may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const {
-  if (bytes > eager_bytes_) return false;
-  const std::uint64_t matched =
-      group_.line(destination, group_.rank()).eager_matched.load(std::memory_order_relaxed);
-  return to.eager_sent - matched + charge(bytes) <= kUnclaimedBytes;
+bool P2p::may_be_eager(const Outgoing& to, std::uint64_t bytes) const {
+  return bytes <= eager_bytes_ &&
+         to.eager_sent - to.link->eager_claimed() + charge(bytes) <= kUnclaimedBytes;
 }
 
 void P2p::push_piece(Outgoing& to) {
   const WorkPtr work = to.granted.front();
   const std::uint64_t left = work->operation_.count - work->moved_bytes_;
-  const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, eager_bytes_));
-  post_cell(to, {shm::CellKind::data, bytes, 0, work->message_, 0},
-            static_cast<const std::byte*>(work->operation_.in) + work->moved_bytes_);
+  const auto bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(left, to.link->cell_bytes()));
+  to.link->post({CellKind::data, bytes, 0, work->message_, 0},
+                static_cast<const std::byte*>(work->operation_.in) + work->moved_bytes_);
   work->moved_bytes_ += bytes;
   if (work->moved_bytes_ < work->operation_.count) return;
   to.granted.pop_front();
   finish(work, nullptr);
-}
-
-bool P2p::has_room(int destination, const Outgoing& to) const {
-  const std::uint64_t taken =
-      group_.line(destination, group_.rank())
-          .cells_taken.load(std::memory_order_acquire);  // pairs with take_cells
-  return to.posted - taken < shm::kCells;
-}
-
-void P2p::open_channel(int destination, Outgoing& to) {
-  std::size_t offset = 0;
-  to.channel = new (group_.lease_more(shm::Channel::bytes(eager_bytes_), &offset)) shm::Channel();
-  group_.line(group_.rank(), destination).channel.store(offset, std::memory_order_release);
-}
-
-void P2p::post_cell(Outgoing& to, const shm::CellHeader& header, const void* payload) {
-  std::byte* cell = to.channel->cell(to.posted, eager_bytes_);
-  std::memcpy(cell, &header, sizeof header);
-  kernels::copy(cell + sizeof header, payload, header.payload_bytes);
-  to.channel->posted.store(++to.posted, std::memory_order_release);  // pairs with take_cells
 }
 
 // --- ends, good and bad ---
@@ -415,18 +400,18 @@ void P2p::complete(const std::vector<WorkPtr>& finished) {
     } catch (const Error& error) {
       // Any failure but a local cancellation ends the group, so that the peer learns of it too.
       if (error.code() != Errc::aborted)
-        work->pending_error_ = std::make_exception_ptr(group_.fail(error));
+        work->pending_error_ = std::make_exception_ptr(members_.fail(error));
     }
   }
   for (const WorkPtr& work : finished)
     work->complete(work->pending_error_, Waiting::submit_for(*work, run_elsewhere_));
   ring_fence();
-  group_.mine().p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
+  members_.local().mine().p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
   completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()
 }
 
 void P2p::look_for_trouble() {
-  if (group_.failed()) return fail_all(std::make_exception_ptr(group_.failure()));
+  if (members_.failed()) return fail_all(std::make_exception_ptr(members_.failure()));
   for (const WorkPtr& work : std::vector<WorkPtr>(outstanding_.begin(), outstanding_.end())) {
     const std::exception_ptr error = trouble_with(*work);
     if (!error) continue;
@@ -436,43 +421,51 @@ void P2p::look_for_trouble() {
 }
 
 std::exception_ptr P2p::trouble_with(P2pWork& work) {
-  shm::Absence absence = shm::Absence::none;
+  Absence absence = Absence::none;
   const int lost = lost_peer(work, &absence);
-  if (absence != shm::Absence::none)
-    return std::make_exception_ptr(group_.loss_of(lost, describe(work)));
+  if (absence != Absence::none)
+    return std::make_exception_ptr(members_.loss_of(lost, describe(work)));
   watch_heartbeat(work);
   return Clock::now() >= work.deadline_ ? timed_out(work) : nullptr;
 }
 
 void P2p::watch_heartbeat(P2pWork& work) const {
   if (work.operation_.root == kAnySource) return;
-  const std::uint32_t beat = group_.peer(work.operation_.root).heartbeat();
+  const std::uint32_t beat = members_.heartbeat(work.operation_.root);
   if (beat == work.heartbeat_ && work.heartbeat_changed_ != Clock::time_point()) return;
   work.heartbeat_ = beat;
   work.heartbeat_changed_ = Clock::now();
 }
 
+/// A rank that has left is not gone before its last message has come.
+Absence P2p::absence(int rank) const {
+  const Absence seen = members_.absence(rank);
+  const bool more_comes = seen == Absence::left && !members_.is_local(rank) &&
+                          !outgoing_[static_cast<std::size_t>(rank)].link->is_drained();
+  return more_comes ? Absence::none : seen;
+}
+
 /// The peer without which the operation cannot end. A receive from anyone ends with the first
 /// death, or when everyone has left.
-int P2p::lost_peer(const P2pWork& work, shm::Absence* absence) const {
+int P2p::lost_peer(const P2pWork& work, Absence* absence) const {
   if (work.operation_.root != kAnySource) {
-    if (work.operation_.root != group_.rank()) *absence = group_.absence(work.operation_.root);
+    if (work.operation_.root != members_.rank()) *absence = this->absence(work.operation_.root);
     return work.operation_.root;
   }
   int left = 0;
   int last = -1;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    if (rank == group_.rank()) continue;
-    const shm::Absence a = group_.absence(rank);
-    if (a == shm::Absence::none) continue;
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    if (rank == members_.rank()) continue;
+    const Absence a = this->absence(rank);
+    if (a == Absence::none) continue;
     last = rank;
     ++left;
-    if (a == shm::Absence::died) {
+    if (a == Absence::died) {
       *absence = a;
       return rank;
     }
   }
-  if (left != 0 && left == group_.size() - 1) *absence = shm::Absence::left;
+  if (left != 0 && left == members_.size() - 1) *absence = Absence::left;
   return last;
 }
 
@@ -480,7 +473,7 @@ std::string P2p::describe(const P2pWork& work) const {
   const Operation& o = work.operation_;
   const std::string other = o.root == kAnySource ? "any rank" : formatted("rank {}", o.root);
   return formatted("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(o.op), work.number_,
-                   o.count, o.op == Op::send ? "to" : "from", other, o.tag, group_.identity().name);
+                   o.count, o.op == Op::send ? "to" : "from", other, o.tag, members_.name());
 }
 
 std::exception_ptr P2p::timed_out(P2pWork& work) const {
@@ -492,7 +485,7 @@ std::exception_ptr P2p::timed_out(P2pWork& work) const {
     ranks.push_back(work.operation_.root);
     const bool stalled = silence >= kStalledAfter;
     text += formatted(
-        "; {} {}", group_.who(work.operation_.root),
+        "; {} {}", members_.who(work.operation_.root),
         stalled ? "is stalled: it shows no sign of life" : "lives but has not matched it");
   }
   return make_error(Errc::timeout, std::move(ranks), "{}", text);
@@ -538,8 +531,7 @@ void P2p::close() noexcept {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
-    const auto cancelled =
-        make_error(Errc::aborted, {}, "group {} was closed", group_.identity().name);
+    const auto cancelled = make_error(Errc::aborted, {}, "group {} was closed", members_.name());
     const std::list<WorkPtr> receives = std::exchange(receives_, {});
     for (const WorkPtr& work : receives) finish(work, cancelled);
   }
@@ -551,6 +543,7 @@ void P2p::close() noexcept {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
+  if (mailbox_) mailbox_->close(deadline_after(kLastWords));
   // Whoever waits has nothing left to wait for, but may still be about to leave its bell.
   while (is_attended() || completing_.load(std::memory_order_acquire) != 0) sched_yield();
 }

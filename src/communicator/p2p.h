@@ -20,8 +20,9 @@
 #include <vector>
 
 #include "communicator/work.h"
-#include "transport/shm/channel.h"
-#include "transport/shm/group.h"
+#include "transport/link.h"
+#include "transport/members.h"
+#include "transport/ofi/mailbox.h"
 
 namespace tccl {
 
@@ -54,8 +55,10 @@ class P2p : public std::enable_shared_from_this<P2p> {
  public:
   /// Callbacks of completed work run through `run_elsewhere`: the threads that move data must not
   /// run user code, which may wait for that very data.
-  P2p(std::shared_ptr<shm::Group> group, std::size_t eager_bytes, Progress& progress,
-      WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt, Patience patience);
+  /// `mailbox` is for ranks of other hosts, if there are any.
+  P2p(std::shared_ptr<Members> members, std::unique_ptr<ofi::Mailbox> mailbox,
+      std::size_t eager_bytes, Progress& progress, WorkState::Submit run_elsewhere,
+      std::function<void()> poll_interrupt, Patience patience);
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
   bool cancel(const P2pWork& work);
@@ -65,6 +68,10 @@ class P2p : public std::enable_shared_from_this<P2p> {
   bool advance(bool look_for_trouble);
   [[nodiscard]] bool has_outstanding() const noexcept {
     return outstanding_count_.load(std::memory_order_relaxed) != 0;
+  }
+  /// Also when all works are done, something may not have left for another host yet.
+  [[nodiscard]] bool needs_progress() const noexcept {
+    return has_outstanding() || (mailbox_ && mailbox_->is_sending());
   }
   /// A thread in wait() moves the data itself; the progress thread need not. Nor need it step in
   /// between two waits: it would only be in the way.
@@ -97,8 +104,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   };
   /// Traffic towards one rank.
   struct Outgoing {
-    shm::Channel* channel = nullptr;
-    std::uint64_t posted = 0;
+    std::unique_ptr<Link> link;
     std::uint64_t eager_sent = 0;
     Clock::time_point last_knock;
     std::deque<std::uint64_t> grants;  // of messages announced by that rank
@@ -108,16 +114,17 @@ class P2p : public std::enable_shared_from_this<P2p> {
   };
   /// Traffic from one rank.
   struct Incoming {
-    std::uint64_t taken = 0;
     std::map<std::uint64_t, WorkPtr> granted;
   };
 
   void wait_for(P2pWork& work, Deadline deadline);
   void attend_until(P2pWork& work, Deadline deadline);
+  void sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,
+                 FunctionRef<bool()> give_up);
   bool advance_locked();
 
   bool take_cells(int source);
-  void take_cell(int source, const shm::CellHeader& header, const std::byte* payload);
+  void take_cell(int source, const CellHeader& header, const std::byte* payload);
   WorkPtr match(int source, std::uint64_t tag);
   void match_unexpected(const WorkPtr& receive);
   void deliver_eager(const WorkPtr& receive, int source, const std::byte* payload,
@@ -126,19 +133,17 @@ class P2p : public std::enable_shared_from_this<P2p> {
   bool size_agrees(const WorkPtr& receive, int source, std::uint64_t bytes);
 
   bool push_cells(int destination);
-  bool push_one(int destination, Outgoing& to);
-  void announce(int destination, Outgoing& to);
-  void knock(int destination, Outgoing& to);
+  bool push_one(Outgoing& to);
+  void announce(Outgoing& to);
+  void knock(Outgoing& to);
   void push_piece(Outgoing& to);
-  [[nodiscard]] bool may_be_eager(int destination, const Outgoing& to, std::uint64_t bytes) const;
-  void post_cell(Outgoing& to, const shm::CellHeader& header, const void* payload);
-  [[nodiscard]] bool has_room(int destination, const Outgoing& to) const;
-  void open_channel(int destination, Outgoing& to);
+  [[nodiscard]] bool may_be_eager(const Outgoing& to, std::uint64_t bytes) const;
   std::vector<WorkPtr> take_finished_locked();
 
   void look_for_trouble();
   [[nodiscard]] std::exception_ptr trouble_with(P2pWork& work);
-  [[nodiscard]] int lost_peer(const P2pWork& work, shm::Absence* absence) const;
+  [[nodiscard]] Absence absence(int rank) const;
+  [[nodiscard]] int lost_peer(const P2pWork& work, Absence* absence) const;
   [[nodiscard]] std::string describe(const P2pWork& work) const;
   void watch_heartbeat(P2pWork& work) const;
   [[nodiscard]] std::exception_ptr timed_out(P2pWork& work) const;
@@ -146,8 +151,9 @@ class P2p : public std::enable_shared_from_this<P2p> {
   void finish(const WorkPtr& work, std::exception_ptr error);
   void complete(const std::vector<WorkPtr>& finished);
 
-  std::shared_ptr<shm::Group> owned_group_;
-  shm::Group& group_;
+  std::shared_ptr<Members> owned_members_;
+  Members& members_;
+  std::unique_ptr<ofi::Mailbox> mailbox_;
   std::size_t eager_bytes_;
   Progress& progress_;
   WorkState::Submit run_elsewhere_;
@@ -160,7 +166,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   std::atomic<int> completing_{0};  // threads that hold finished works
 
   std::mutex mutex_;  // guards everything below; never held while waiting or in callbacks
-  std::vector<Outgoing> outgoing_;
+  std::vector<Outgoing> outgoing_;  // by rank, both
   std::vector<Incoming> incoming_;
   std::list<WorkPtr> receives_;  // posted and unmatched, in order
   std::list<Unexpected> unexpected_;

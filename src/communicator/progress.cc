@@ -32,6 +32,7 @@ constexpr auto kLongSleep = std::chrono::seconds(1);
 struct Progress::State {
   std::mutex mutex;
   std::vector<std::weak_ptr<P2p>> engines;
+  std::function<bool()> chore;
   std::shared_ptr<Knocks> knocks;  // also what the thread sleeps on
   std::atomic<bool> fast_asleep{false};
   std::atomic<bool> stopping{false};
@@ -83,6 +84,11 @@ struct Progress::State {
     fast_asleep.store(false, std::memory_order_relaxed);
   }
 
+  bool do_chore() {
+    const std::lock_guard lock(mutex);
+    return chore && chore();
+  }
+
   /// At all engines that have something under way, or at everyone's. Returns whether anything is
   /// under way; sets `moved` if something moved and unsets `attended` if nobody waits for it.
   bool look_at(bool everyone, bool* moved, bool* attended) {
@@ -92,10 +98,14 @@ struct Progress::State {
       const std::lock_guard lock(mutex);
       for (const auto& known : engines) {
         auto engine = known.lock();
-        const bool outstanding = engine && engine->has_outstanding();
+        const bool outstanding = engine && engine->needs_progress();
         busy |= outstanding;
         if (outstanding || (engine && everyone)) engines_to_see.push_back(std::move(engine));
       }
+    }
+    if (do_chore()) {
+      busy = true;
+      *attended = false;
     }
     const auto now = Clock::now();
     for (const auto& engine : engines_to_see) {
@@ -119,6 +129,11 @@ void Progress::add(const std::shared_ptr<P2p>& engine) {
   const std::lock_guard lock(state_->mutex);
   std::erase_if(state_->engines, [](const auto& known) { return known.expired(); });
   state_->engines.push_back(engine);
+}
+
+void Progress::set_chore(std::function<bool()> chore) {
+  const std::lock_guard lock(state_->mutex);
+  state_->chore = std::move(chore);
 }
 
 void Progress::kick() noexcept {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -25,6 +26,9 @@ class Progress {
   ~Progress() { stop(); }
 
   void add(const std::shared_ptr<P2p>& engine);
+  /// What else moves only if somebody moves it: messages to other hosts, of collectives that this
+  /// rank has finished. Returns whether any are left.
+  void set_chore(std::function<bool()> chore);
   /// Something is under way. Costs a system call only if the thread is fast asleep.
   void kick() noexcept;
   void stop() noexcept;

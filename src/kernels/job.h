@@ -15,6 +15,7 @@ struct Job {
   std::size_t source_count;
   std::size_t count;
   const double* factors;
+  std::size_t divisor;  ///< of averages
   DType dtype;
   ReduceOp op;
 };

@@ -172,7 +172,7 @@ struct Kernel {
       if (job.second_destination != nullptr) {
         second = static_cast<unsigned char*>(job.second_destination) + offset_bytes;
       }
-      if constexpr (Op::kAverages) divisor = static_cast<Accumulator>(job.source_count);
+      if constexpr (Op::kAverages) divisor = static_cast<Accumulator>(job.divisor);
     }
     unsigned char* elements;
     unsigned char* second = nullptr;

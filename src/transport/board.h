@@ -70,6 +70,9 @@ class Board {
   /// Throws if the group has failed: what peers have may no longer be what it was.
   virtual void require_unharmed() const = 0;
 
+  /// What messages to people call a rank of the board: its number in the whole group, which may
+  /// have ranks on other hosts.
+  [[nodiscard]] virtual int number(int rank) const = 0;
   /// For messages: "allreduce #812 of group tp".
   [[nodiscard]] virtual std::string operation() const = 0;
 

@@ -159,6 +159,7 @@ std::optional<std::string> CollectiveRun::check() {
   scenario.reduction = case_.reduction;
   scenario.size = group_.size();
   scenario.root = case_.root(group_.size());
+  scenario.hosts = group_.hosts;
   scenario.input = [this](int rank, int block) { return input_of(rank, block); };
   for (const int world_rank : group_.world_ranks) {
     scenario.factors.push_back(make_factor(seed_, case_, world_rank));

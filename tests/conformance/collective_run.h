@@ -18,6 +18,7 @@ namespace conformance {
 struct Group {
   std::shared_ptr<tccl::Communicator> communicator;
   std::vector<int> world_ranks;
+  std::vector<int> hosts{};  // of the ranks, if they are on several
 
   [[nodiscard]] int size() const { return communicator->size(); }
   [[nodiscard]] int rank() const { return communicator->rank(); }

@@ -53,6 +53,12 @@ void set_eager(Options& options, const std::string& text) {
   options.settings.emplace_back("CCL_EAGER_BYTES", text);
 }
 
+void set_layout(Options& options, const std::string& text) {
+  options.host_of.clear();
+  for (const std::string& host : split_at_commas(text))
+    options.host_of.push_back(static_cast<int>(number(host)));
+}
+
 struct Row {
   std::string_view name;
   std::string_view argument;  // empty: a switch
@@ -84,6 +90,9 @@ constexpr std::array kRows = {
         [](Options& o, const std::string& text) { o.watchdog_s = static_cast<int>(number(text)); }},
     Row{"--threads", "", "ranks are threads of one process",
         [](Options& o, const std::string&) { o.threads = true; }},
+    Row{"--namespaces", "A,B", "hosts: files of network namespaces, such as /run/netns/a",
+        [](Options& o, const std::string& text) { o.namespaces = split_at_commas(text); }},
+    Row{"--host-of", "H,H", "which of the namespaces each rank is in, from 0", set_layout},
     Row{"--shared", "", "buffers that other ranks can reach: all in every other case, else some",
         [](Options& o, const std::string&) { o.shared = true; }},
 };
@@ -108,6 +117,12 @@ Options parse_options(int argc, char** argv) {
     }
     row.apply(options, text);
   }
+  const auto ranks = static_cast<std::size_t>(options.request.ranks);
+  if (!options.host_of.empty() && (options.host_of.size() != ranks || options.threads))
+    throw std::invalid_argument("--host-of names one host for each rank, which is a process");
+  for (const int host : options.host_of)
+    if (static_cast<std::size_t>(host) >= options.namespaces.size())
+      throw std::invalid_argument("--host-of names a host that --namespaces has not");
   return options;
 }
 
@@ -146,6 +161,12 @@ std::string command_for(const Options& options, std::uint64_t case_index) {
   if (options.first_sequence != 1) line << " --first-sequence " << options.first_sequence;
   if (options.threads) line << " --threads";
   if (options.shared) line << " --shared";
+  const auto add_list = [&](const char* name, const auto& entries) {
+    if (!entries.empty()) line << " " << name << " ";
+    for (std::size_t i = 0; i < entries.size(); ++i) line << (i == 0 ? "" : ",") << entries[i];
+  };
+  add_list("--namespaces", options.namespaces);
+  add_list("--host-of", options.host_of);
   line << " --only " << case_index;
   return line.str();
 }

@@ -19,6 +19,8 @@ struct Options {
   std::uint64_t last = UINT64_MAX;
   std::uint32_t first_sequence = 1;
   int watchdog_s = 60;
+  std::vector<std::string> namespaces;  // network namespaces: the hosts
+  std::vector<int> host_of;             // by rank: which of them; empty: all on this one
   std::vector<std::pair<std::string, std::string>> settings;  // environment of the ranks
 };
 

@@ -1,5 +1,7 @@
 #include "rank.h"
 
+#include <fcntl.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <deque>
@@ -73,6 +75,16 @@ void check_refusals(tccl::Communicator& world) {
   }
   if (world.next_sequence() != before) throw std::logic_error("refused calls took a number");
   world.run(tccl::barrier());
+}
+
+/// Of a host only the network counts: that is what proves that ranks are on one.
+void enter_host(const Options& options, int rank) {
+  if (options.host_of.empty()) return;
+  const int host = options.host_of.at(static_cast<std::size_t>(rank));
+  const std::string& path = options.namespaces.at(static_cast<std::size_t>(host));
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0 || ::setns(file, CLONE_NEWNET) != 0) throw std::runtime_error("setns " + path);
+  ::close(file);
 }
 
 class Rank {
@@ -158,6 +170,9 @@ void Rank::run_case(const Case& one) {
 }
 
 void Rank::run_collective(const Case& one, Group group) {
+  if (!run_.options.host_of.empty())
+    for (const int member : group.world_ranks)
+      group.hosts.push_back(run_.options.host_of.at(static_cast<std::size_t>(member)));
   const bool async = one.async_on(group.rank());
   Random random{seed(), one.index, static_cast<std::uint64_t>(rank_)};
   const auto allocate = [&] {
@@ -220,6 +235,7 @@ void Rank::report(const Case& one, const std::string& who, const std::string& pr
 void run_rank(const Run& run, int rank) noexcept {
   Rank self(run, rank);
   try {
+    enter_host(run.options, rank);
     self.run_all();
   } catch (const std::exception& error) {
     self.report(self.current(), "world rank " + std::to_string(rank), error.what());

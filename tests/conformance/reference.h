@@ -28,13 +28,15 @@ struct Scenario {
   int size = 1;
   int root = 0;
   std::vector<double> factors;  // one per rank, for premul_sum
+  std::vector<int> hosts;       // one per rank, if they are on several
   std::function<Bytes(int rank, int block)> input;
 };
 
 /// The blocks that `rank` must find in its output; none where nothing may be written.
 std::vector<Bytes> expected_outputs(const Scenario& scenario, int rank);
 
-/// Inputs combined element by element in rank order.
+/// Inputs combined element by element in rank order. Over several hosts first on each of them,
+/// rounded to the type of the elements (8-bit floats to float32), then in the order of hosts.
 Bytes reduced(const Scenario& scenario, std::span<const Bytes> inputs);
 
 bool reference_supports(tccl::DType dtype, tccl::ReduceOp op);

@@ -1,6 +1,8 @@
 // The arithmetic of the reference: decode, combine in rank order, encode, one element at a time.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <type_traits>
 
@@ -90,7 +92,7 @@ void reduce_real(const Column& column, const FloatFormat& format, std::byte* out
     result = combine(column.scenario.reduction, result, value(rank));
   }
   if (column.scenario.reduction == ReduceOp::avg) {
-    result = result / static_cast<T>(column.inputs.size());
+    result = result / static_cast<T>(column.scenario.size);
   }
   store_real(format, out, result);
 }
@@ -120,7 +122,7 @@ void reduce_complex(const Column& column, std::byte* out) {
     result = combine_complex(column.scenario.reduction, result, value(rank));
   }
   if (column.scenario.reduction == ReduceOp::avg) {
-    const T ranks = static_cast<T>(column.inputs.size());
+    const T ranks = static_cast<T>(column.scenario.size);
     result = {result.real / ranks, result.imaginary / ranks};
   }
   std::memcpy(out, &result, sizeof result);
@@ -214,14 +216,66 @@ void reduce_element(const Column& column, std::byte* out) {
   return reduce_real<float>(column, *format, out);
 }
 
-}  // namespace
-
-Bytes reduced(const Scenario& scenario, std::span<const Bytes> inputs) {
+Bytes reduced_by(const Scenario& scenario, std::span<const Bytes> inputs) {
   Bytes result(inputs[0].size());
   for (std::size_t at = 0; at < result.size(); at += element_bytes(scenario.dtype)) {
     reduce_element(Column{scenario, inputs, at}, result.data() + at);
   }
   return result;
+}
+
+/// Of 8-bit floats to float32, or back.
+Bytes converted(std::span<const std::byte> from, DType dtype, bool widen) {
+  const FloatFormat& format = *float_format(dtype);
+  Bytes to(widen ? from.size() * sizeof(float) : from.size() / sizeof(float));
+  for (std::size_t i = 0; i < from.size() / (widen ? 1 : sizeof(float)); ++i) {
+    if (widen) {
+      const auto value = static_cast<float>(decode(format, load_code(from.data() + i, 1)));
+      std::memcpy(to.data() + i * sizeof(float), &value, sizeof value);
+    } else {
+      float value;
+      std::memcpy(&value, from.data() + i * sizeof(float), sizeof value);
+      store_code(to.data() + i, encode(format, static_cast<double>(value)), 1);
+    }
+  }
+  return to;
+}
+
+Bytes reduced_over_hosts(const Scenario& scenario, std::span<const Bytes> inputs) {
+  Scenario on_host = scenario;
+  if (scenario.reduction == ReduceOp::avg) on_host.reduction = ReduceOp::sum;
+  std::vector<Bytes> sums;
+  std::vector<int> seen;
+  for (const int host : scenario.hosts) {
+    if (std::find(seen.begin(), seen.end(), host) != seen.end()) continue;
+    seen.push_back(host);
+    std::vector<Bytes> here;
+    on_host.factors.clear();
+    for (std::size_t rank = 0; rank < inputs.size(); ++rank) {
+      if (scenario.hosts[rank] != host) continue;
+      here.push_back(inputs[rank]);
+      if (!scenario.factors.empty()) on_host.factors.push_back(scenario.factors[rank]);
+    }
+    sums.push_back(reduced_by(on_host, here));
+  }
+  Scenario of_hosts = scenario;
+  if (scenario.reduction == ReduceOp::premul_sum) of_hosts.reduction = ReduceOp::sum;
+  of_hosts.size = scenario.size;
+  return reduced_by(of_hosts, sums);
+}
+
+}  // namespace
+
+Bytes reduced(const Scenario& scenario, std::span<const Bytes> inputs) {
+  const std::set<int> hosts(scenario.hosts.begin(), scenario.hosts.end());
+  if (hosts.size() < 2) return reduced_by(scenario, inputs);
+  const FloatFormat* format = float_format(scenario.dtype);
+  if (format == nullptr || format->bits != 8) return reduced_over_hosts(scenario, inputs);
+  std::vector<Bytes> wide;
+  for (const Bytes& input : inputs) wide.push_back(converted(input, scenario.dtype, true));
+  Scenario in_float32 = scenario;
+  in_float32.dtype = DType::float32;
+  return converted(reduced_over_hosts(in_float32, wide), scenario.dtype, false);
 }
 
 }  // namespace conformance

@@ -480,7 +480,7 @@ class Kernels : public testing::TestWithParam<Case> {
   static void run(void* destination, const std::vector<const void*>& sources, std::size_t count,
                   void* second_destination = nullptr) {
     variant_->reduce({destination, second_destination, sources.data(), sources.size(), count,
-                      kFactors.data(), GetParam().dtype, GetParam().op});
+                      kFactors.data(), sources.size(), GetParam().dtype, GetParam().op});
   }
 
  private:
@@ -585,7 +585,7 @@ class NarrowKernels : public testing::TestWithParam<Case> {
                           std::size_t count) {
     Bytes result(count * size_of(GetParam().dtype));
     variant.reduce({result.data(), nullptr, sources.data(), sources.size(), count, kFactors.data(),
-                    GetParam().dtype, GetParam().op});
+                    sources.size(), GetParam().dtype, GetParam().op});
     return result;
   }
 

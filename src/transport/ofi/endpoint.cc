@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "base/format.h"
 #include "tccl/error.h"
@@ -32,17 +33,19 @@ struct FreeInfo {
 using Info = std::unique_ptr<fi_info, FreeInfo>;
 
 /// Reliable datagrams with tags, from `address`; null if this provider has none.
-Info look_up(const std::string& provider, const std::string& address) {
+Info look_up(const std::string& provider, const std::string& address, std::uint16_t port) {
   const Info hints(library().dupinfo(nullptr));
   if (!hints) throw std::bad_alloc();
   hints->ep_attr->type = FI_EP_RDM;
-  hints->caps = FI_TAGGED;
+  hints->caps = FI_TAGGED | FI_DIRECTED_RECV;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;            // there is one lock around all of it
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());  // freed with the hints
   fi_info* found = nullptr;
+  const std::string service = std::to_string(port);
   const int result =
-      library().getinfo(kVersion, address.c_str(), nullptr, FI_SOURCE, hints.get(), &found);
+      library().getinfo(kVersion, address.c_str(), port == 0 ? nullptr : service.c_str(), FI_SOURCE,
+                        hints.get(), &found);
   if (result == -FI_ENODATA) return nullptr;
   check("fi_getinfo", result);
   return Info(found);
@@ -54,7 +57,7 @@ Info choose(const Endpoint::Options& options) {
                                                   ? std::vector<std::string>{"tcp;ofi_rxm", "tcp"}
                                                   : std::vector<std::string>{options.provider};
   for (const std::string& name : candidates)
-    if (Info info = look_up(name, options.address)) return info;
+    if (Info info = look_up(name, options.address, options.port)) return info;
   throw Error(Errc::system,
               formatted("libfabric has no provider \"{}\" for address {} (`fi_info` lists them)",
                         candidates.front(), options.address));
@@ -120,8 +123,21 @@ bool Endpoint::send(Peer peer, std::uint64_t tag, std::span<const std::byte> dat
                     Request& request) {
   const std::lock_guard lock(mutex_);
   request.done_.store(false, std::memory_order_relaxed);
-  return start(request, ::fi_tsend(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
-                                   &request.context_));
+  if (!start(request, ::fi_tsend(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
+                                 &request.context_)))
+    return false;
+  request.counts_ = true;
+  sending_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+void Endpoint::give_up(Request& request) noexcept {
+  const std::lock_guard lock(mutex_);
+  count_out(request);
+}
+
+void Endpoint::count_out(Request& request) noexcept {
+  if (std::exchange(request.counts_, false)) sending_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 bool Endpoint::receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request) {
@@ -145,6 +161,15 @@ void Endpoint::cancel(Request& request) noexcept {
 
 std::size_t Endpoint::progress() {
   const std::lock_guard lock(mutex_);
+  return progress_locked();
+}
+
+std::size_t Endpoint::try_progress() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock ? progress_locked() : 0;
+}
+
+std::size_t Endpoint::progress_locked() {
   std::array<fi_cq_tagged_entry, 16> entries;
   std::size_t completed = 0;
   for (;;) {
@@ -171,6 +196,7 @@ std::size_t Endpoint::take_error() {
 
 void Endpoint::complete(void* context, std::size_t bytes, int error) {
   auto& request = *static_cast<Request*>(context);
+  count_out(request);
   request.error_ = error;
   request.bytes_ = bytes;
   request.done_.store(true, std::memory_order_release);  // pairs with Request::done()

@@ -38,6 +38,7 @@ class Request {
   friend class Endpoint;
   fi_context2 context_{};  // libfabric's; first, so that its address is the request's
   int error_ = 0;
+  bool counts_ = false;  // among Endpoint::sending()
   std::size_t bytes_ = 0;
   std::atomic<bool> done_{true};
 };
@@ -45,11 +46,13 @@ class Request {
 class Endpoint {
  public:
   struct Options {
-    std::string provider;  // as CCL_ATL_PROVIDER names it; empty: tcp
-    std::string address;   // of the interface to use
+    std::string provider;    // as CCL_ATL_PROVIDER names it; empty: tcp
+    std::string address;     // of the interface to use
+    std::uint16_t port = 0;  // 0: any
   };
   using Address = std::vector<std::byte>;  // what another process needs to know
   using Peer = fi_addr_t;
+  static constexpr Peer kAnyone = FI_ADDR_UNSPEC;  // to receive from
 
   /// Throws Error{system}.
   explicit Endpoint(const Options& options);
@@ -71,8 +74,17 @@ class Endpoint {
   /// Asks for it; the request is done when progress() says so.
   void cancel(Request& request) noexcept;
 
+  /// A message that need not arrive any more no longer counts as under way.
+  void give_up(Request& request) noexcept;
+  /// Messages that have not left yet.
+  [[nodiscard]] std::size_t sending() const noexcept {
+    return sending_.load(std::memory_order_relaxed);
+  }
+
   /// Moves data, and completes requests. Returns how many it has completed.
   std::size_t progress();
+  /// The same, unless another thread is at it: then it completes this one's requests, too.
+  std::size_t try_progress();
   /// Until something may have happened, or the time is over. Returns at once where it cannot sleep.
   void sleep(std::chrono::milliseconds at_most);
 
@@ -89,9 +101,12 @@ class Endpoint {
   void open(fi_info& info);
   bool start(Request& request, ssize_t result);
   void complete(void* context, std::size_t bytes, int error);
+  std::size_t progress_locked();
   std::size_t take_error();
+  void count_out(Request& request) noexcept;
 
   std::mutex mutex_;  // for all that libfabric makes
+  std::atomic<std::size_t> sending_{0};
   std::string provider_;
   std::size_t max_bytes_ = 0;
   Address address_;

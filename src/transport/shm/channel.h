@@ -1,27 +1,18 @@
 // One direction between two ranks: a ring of cells in the sender's memory.
 //
 // The sender writes a cell and raises `posted`; the receiver copies it out and raises cells_taken
-// in its own region. A cell is either a whole small message, the announcement of a large one, the
-// grant of one announced the other way, or a piece of a granted one.
+// in its own region.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/link.h"
+
 namespace tccl::shm {
 
 inline constexpr std::uint64_t kCells = 16;
-
-enum class CellKind : std::uint32_t { eager, announce, grant, data };
-
-struct CellHeader {
-  CellKind kind;
-  std::uint32_t payload_bytes;
-  std::uint64_t tag;
-  std::uint64_t message;        // number given by the message's sender
-  std::uint64_t message_bytes;  // of the whole message
-};
 
 /// Lies in shared memory; cells follow it.
 struct Channel {

@@ -2,6 +2,7 @@
 
 #include "base/format.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -40,10 +41,14 @@ Group::~Group() {
     for (const Lease& lease : leases_) arena_.give_back(lease);
 }
 
-void Group::set_members(std::vector<Member> members) { members_ = std::move(members); }
+void Group::set_members(std::vector<Member> members, std::vector<int> numbers, int number) {
+  rank_ = static_cast<int>(std::ranges::find(numbers, number) - numbers.begin());
+  members_ = std::move(members);
+  numbers_ = std::move(numbers);
+}
 
 std::string Group::who(int rank) const {
-  return formatted("rank {} ({})", rank, peer(rank).where());
+  return formatted("rank {} ({})", number(rank), peer(rank).where());
 }
 
 Absence Group::absence(int rank) const noexcept {
@@ -81,12 +86,12 @@ Error Group::failure_seen_by(int rank) const {
 
 Error Group::loss_of(int rank, const std::string& operation) const {
   if (absence(rank) == Absence::died)
-    return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {rank}};
+    return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {number(rank)}};
   // It may have left because the group failed, before whoever saw the failure could tell us.
   if (has_failed_for(rank)) return failure_seen_by(rank);
   return {Errc::peer_lost,
           formatted("{} left group {}, but {} needs it", who(rank), identity_.name, operation),
-          {rank}};
+          {number(rank)}};
 }
 
 Error Group::fail(const Error& reason) noexcept {

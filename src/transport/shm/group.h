@@ -1,5 +1,6 @@
 // The members of one group on this host: who they are, whether they live, and how the group dies.
-// Thread-safe.
+// Members are counted from 0; where people read of one, it has its number in the whole group, which
+// may have ranks on other hosts. Thread-safe.
 #pragma once
 
 #include <functional>
@@ -32,8 +33,6 @@ class Group {
  public:
   struct Identity {
     std::string name;
-    int rank = 0;
-    int size = 1;
     std::uint64_t uid = 0;
     std::uint32_t first_sequence = 1;
   };
@@ -41,11 +40,13 @@ class Group {
   /// Prepares this rank's region; peers may be told of it afterwards.
   Group(Arena& arena, Identity identity, RegionLayout layout);
   ~Group();
-  void set_members(std::vector<Member> members);
+  /// `numbers`: of the members in the whole group; `number` is this rank's.
+  void set_members(std::vector<Member> members, std::vector<int> numbers, int number);
 
   [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
-  [[nodiscard]] int rank() const noexcept { return identity_.rank; }
-  [[nodiscard]] int size() const noexcept { return identity_.size; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
+  [[nodiscard]] int number(int member) const { return numbers_[index(member)]; }
   [[nodiscard]] const RegionLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] std::size_t region_offset() const noexcept { return leases_.front().offset; }
 
@@ -100,6 +101,8 @@ class Group {
   std::vector<Lease> leases_;  // header, body, and what was added
   Region* mine_;
   std::vector<Member> members_;
+  std::vector<int> numbers_;
+  int rank_ = 0;
   std::mutex mutex_;  // guards leases_, kept_, reclaimed_ and the writing of the failure record
   bool reclaimed_ = false;
 };

@@ -163,7 +163,10 @@ void ShmBoard::wait_for(int peer, Step step) {
   const StepLine& theirs = line_of(peer, step);
   const Position target = mine.position.load(std::memory_order_relaxed);
   const auto arrived = [&] {
-    return reached(theirs.position.load(std::memory_order_acquire), target);  // pairs with post()
+    if (reached(theirs.position.load(std::memory_order_acquire), target))  // pairs with post()
+      return true;
+    if (meanwhile_) meanwhile_();
+    return false;
   };
   if (!wait_briefly(arrived, patience_) && !wait_long(peer, arrived))
     throw explain(peer, [&](int other) { return reached(position_seen(other), target); });
@@ -256,8 +259,9 @@ void ShmBoard::throw_disagreement(int peer, std::uint32_t sequence) const {
   };
   throw Error(Errc::mismatch,
               formatted("operation #{} of group {}: rank {} called {}, but {} called {}", first,
-                        group_.identity().name, rank(), said(mine), group_.who(peer), said(theirs)),
-              {rank(), peer});
+                        group_.identity().name, group_.number(rank()), said(mine), group_.who(peer),
+                        said(theirs)),
+              {group_.number(rank()), group_.number(peer)});
 }
 
 Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
@@ -267,7 +271,7 @@ Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
   if (absence == Absence::died)
     return {Errc::peer_lost,
             formatted("{}; {}", group_.loss_of(peer, operation()).what(), ranks_in_operation()),
-            {peer}};
+            {group_.number(peer)}};
   return explain_timeout(arrived);
 }
 
@@ -276,7 +280,7 @@ std::string ShmBoard::ranks_in_operation() const {
   for (int other = 0; other < size(); ++other)
     if (other == rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
                             group_.absence(other) == Absence::none))
-      waiting.push_back(other);
+      waiting.push_back(group_.number(other));
   return formatted("rank{} {} waited for it", waiting.size() == 1 ? "" : "s", joined(waiting));
 }
 
@@ -294,7 +298,7 @@ Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
                       joined ? "has joined it but does not go on" : "has not joined it");
     if (silence >= kStalledAfter)
       text += formatted(" and is stalled: no sign of life for {:.1f} s", seconds(silence));
-    late.push_back(other);
+    late.push_back(group_.number(other));
   }
   return {Errc::timeout, text, late};
 }

@@ -46,6 +46,7 @@ class ShmBoard final : public Board {
   void conceal() override { exposed_ = {}; }
   void require_unharmed() const override;
   [[nodiscard]] double factor(int rank) const override;
+  [[nodiscard]] int number(int rank) const override { return group_.number(rank); }
 
   /// Brackets one operation. `call` needs no sequence number and no chain yet. Without a deadline
   /// it is `timeout` after the first time that this rank has to sleep.
@@ -54,7 +55,10 @@ class ShmBoard final : public Board {
   void end();
   /// Instead of end(), when the operation has failed on this rank.
   void fail() noexcept;
-  [[nodiscard]] std::uint32_t sequence() const noexcept { return record_.sequence; }
+  [[nodiscard]] const OpRecord& record() const noexcept { return record_; }
+  /// What to do while waiting for a rank of this host: data of other hosts moves only if somebody
+  /// moves it.
+  void set_meanwhile(std::function<void()> meanwhile) { meanwhile_ = std::move(meanwhile); }
   /// "allreduce #812 of group tp"
   [[nodiscard]] std::string operation() const override;
 
@@ -95,6 +99,7 @@ class ShmBoard final : public Board {
   Heap& heap_;
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
+  std::function<void()> meanwhile_;
   std::vector<View> views_;
   Patience patience_;
   OpRecord record_;           // of the current operation

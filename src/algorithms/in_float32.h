@@ -1,0 +1,17 @@
+// Reductions of 8-bit floats over hosts are made in float32: a sum of each host in 8 bits would
+// have two or three digits left to lose.
+#pragma once
+
+#include "algorithms/call.h"
+#include "base/function_ref.h"
+
+namespace tccl {
+
+/// Runs `run` with the same call on float32 if the call is on 8-bit floats, else as it is.
+/// `has_output`: whether this rank gets the result.
+void in_float32(const Call& call, bool has_output, FunctionRef<void(const Call&)> run);
+
+/// The same for reduce_scatter(v), whose input has one block per rank of the group.
+void blocks_in_float32(const Call& call, int rank, int ranks, FunctionRef<void(const Call&)> run);
+
+}  // namespace tccl

@@ -1,0 +1,199 @@
+#include "transport/ofi/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/format.h"
+#include "kernels/copy.h"
+#include "transport/ofi/library.h"
+
+namespace tccl::ofi {
+namespace {
+
+/// Enough that cells seldom find none posted.
+constexpr std::size_t kPostedReceives = 4;
+/// Cells of one link that have not left yet.
+constexpr std::size_t kMostLeaving = 16;
+constexpr std::size_t kCellBytes = std::size_t{64} << 10;
+/// The other side is told of claimed messages with the next cell, and at the latest after this
+/// many bytes.
+constexpr std::uint64_t kUntoldBytes = std::uint64_t{256} << 10;
+
+/// In front of a cell.
+struct Envelope {
+  std::int32_t source;
+  std::uint32_t unused;
+  std::uint64_t number;  // of that source's cells for this rank
+  std::uint64_t eager_claimed;
+  CellHeader cell;
+};
+static_assert(sizeof(Envelope) <= Parcel::kHeaderBytes);
+
+}  // namespace
+
+class OfiLink final : public Link {
+ public:
+  OfiLink(Mailbox& mailbox, int rank) : box_(mailbox), rank_(rank) {}
+
+  [[nodiscard]] std::size_t cell_bytes() const noexcept override { return kCellBytes; }
+
+  /// Posting may fail for want of a connection: a cell that libfabric did not take waits.
+  [[nodiscard]] bool has_room() override {
+    while (!leaving_.empty() && leaving_.front()->is_idle()) take_back();
+    return box_.send_waiting(rank_) && leaving_.size() < kMostLeaving;
+  }
+
+  void post(const CellHeader& header, const void* payload) override {
+    if (!std::exchange(entered_, true)) box_.members_.enter(rank_);
+    auto parcel = box_.network_.take_parcel();
+    const Envelope envelope{box_.members_.rank(), 0, posted_++, claimed_, header};
+    told_ = claimed_;
+    std::memcpy(parcel->header(), &envelope, sizeof envelope);
+    kernels::copy(parcel->data(), payload, header.payload_bytes);
+    parcel->request_to(rank_);
+    leaving_.push_back(parcel);
+    box_.waiting_[rank_] = {std::move(parcel), header.payload_bytes};
+    box_.members_.count_sent(rank_, Traffic::point_to_point);
+    box_.send_waiting(rank_);
+    box_.note_sending();
+  }
+
+  void wake_receiver() override {}
+  void knock() override { box_.members_.knock(rank_); }
+
+  bool take(Take each) override {
+    auto& from = box_.incoming_[static_cast<std::size_t>(rank_)];
+    bool any = false;
+    for (auto found = from.waiting.find(from.next); found != from.waiting.end();
+         found = from.waiting.find(from.next)) {
+      const auto parcel = std::move(found->second);
+      from.waiting.erase(found);
+      ++from.next;
+      Envelope envelope;
+      std::memcpy(&envelope, parcel->header(), sizeof envelope);
+      their_claims_ = envelope.eager_claimed;
+      if (envelope.cell.kind != CellKind::nothing) each(envelope.cell, parcel->data());
+      any = true;
+    }
+    if (claimed_ - told_ >= kUntoldBytes && has_room())
+      post({CellKind::nothing, 0, 0, 0, 0}, nullptr);
+    return any;
+  }
+
+  [[nodiscard]] bool is_drained() const override {
+    return box_.members_.will_never_come(rank_, Traffic::point_to_point,
+                                         box_.incoming_[static_cast<std::size_t>(rank_)].next);
+  }
+  void claim_eager(std::uint64_t bytes) override { claimed_ += bytes; }
+  [[nodiscard]] std::uint64_t eager_claimed() const override { return their_claims_; }
+
+ private:
+  void take_back() {
+    const int error = leaving_.front()->sendings().front().request->error();
+    leaving_.pop_front();
+    // Of a peer that is gone the control connection tells, and why.
+    if (error != 0 && box_.members_.absence(rank_) == Absence::none)
+      throw Error(Errc::system,
+                  formatted("group {}: sending to {}: {}", box_.members_.name(),
+                            box_.members_.who(rank_), library().strerror(error)),
+                  {rank_});
+  }
+
+  Mailbox& box_;
+  int rank_;
+  bool entered_ = false;
+  std::uint64_t posted_ = 0;
+  std::uint64_t claimed_ = 0;       // bytes of its eager messages that found a receive here
+  std::uint64_t told_ = 0;          // of these, what it knows of
+  std::uint64_t their_claims_ = 0;  // the same the other way
+  std::deque<std::shared_ptr<Parcel>> leaving_;
+};
+
+Mailbox::Mailbox(Network& network, Members& members, std::vector<RankAddress> addresses,
+                 std::uint32_t own_group_number)
+    : network_(network),
+      members_(members),
+      addresses_(std::move(addresses)),
+      own_group_number_(own_group_number),
+      incoming_(addresses_.size()) {
+  for (std::size_t i = 0; i < kPostedReceives; ++i) post_receive();
+}
+
+Mailbox::~Mailbox() {
+  for (const auto& parcel : posted_) network_.endpoint().cancel(parcel->incoming());
+}
+
+std::unique_ptr<Link> Mailbox::link_to(int rank) { return std::make_unique<OfiLink>(*this, rank); }
+
+bool Mailbox::send_waiting(int rank) {
+  const auto found = waiting_.find(rank);
+  if (found == waiting_.end()) return true;
+  const RankAddress& to = addresses_[static_cast<std::size_t>(rank)];
+  const std::uint64_t tag = tag_of(to.group_number, Traffic::point_to_point, 0);
+  Parcel& parcel = *found->second.parcel;
+  if (!network_.endpoint().send(to.peer, tag, parcel.first(found->second.bytes),
+                                *parcel.sendings().front().request))
+    return false;
+  outgoing_.push_back(std::move(found->second.parcel));
+  waiting_.erase(found);
+  return true;
+}
+
+void Mailbox::post_receive() {
+  auto parcel = network_.take_parcel();
+  Request& request = parcel->request_from(-1, 0);
+  const std::uint64_t tag = tag_of(own_group_number_, Traffic::point_to_point, 0);
+  while (!network_.endpoint().receive(Endpoint::kAnyone, tag, parcel->first(Wire::kMostBytes),
+                                      request))
+    network_.endpoint().progress();
+  posted_.push_back(std::move(parcel));
+}
+
+void Mailbox::collect() {
+  network_.progress();
+  while (!outgoing_.empty() && outgoing_.front()->is_idle()) outgoing_.pop_front();
+  if (!waiting_.empty())
+    for (int rank = 0; rank < members_.size(); ++rank) send_waiting(rank);
+  note_sending();
+  for (std::size_t i = 0; i < posted_.size();) {
+    if (!posted_[i]->is_idle()) {
+      ++i;
+      continue;
+    }
+    const auto parcel = std::move(posted_[i]);
+    posted_.erase(posted_.begin() + static_cast<std::ptrdiff_t>(i));
+    post_receive();
+    const Request& request = parcel->incoming();
+    if (request.error() != 0)
+      throw Error(Errc::system, formatted("group {}: receiving: {}", members_.name(),
+                                          library().strerror(request.error())));
+    Envelope envelope;
+    std::memcpy(&envelope, parcel->header(), sizeof envelope);
+    const auto source = static_cast<std::size_t>(envelope.source);
+    if (request.bytes() < Parcel::kHeaderBytes || source >= incoming_.size()) continue;  // garbage
+    incoming_[source].waiting[envelope.number] = parcel;
+  }
+}
+
+void Mailbox::close(Deadline deadline) noexcept {
+  const auto is_gone = [&](int rank) { return members_.absence(rank) != Absence::none; };
+  try {
+    while (!(outgoing_.empty() && waiting_.empty()) && !members_.failed() &&
+           Clock::now() < deadline) {
+      network_.progress();
+      std::erase_if(waiting_, [&](const auto& each) { return is_gone(each.first); });
+      for (int rank = 0; rank < members_.size(); ++rank) send_waiting(rank);
+      std::erase_if(outgoing_, [&](const auto& parcel) {
+        return parcel->is_idle() || is_gone(parcel->sendings().front().to);
+      });
+      network_.endpoint().sleep(std::chrono::milliseconds(outgoing_.empty() ? 0 : 1));
+    }
+  } catch (const Error&) {
+    // The network is gone, and with it what was to leave.
+  }
+  for (const auto& parcel : outgoing_)
+    network_.endpoint().give_up(*parcel->sendings().front().request);
+  outgoing_.clear();
+}
+
+}  // namespace tccl::ofi

@@ -1,0 +1,64 @@
+// Point-to-point traffic of one group with ranks of other hosts.
+//
+// Cells of all ranks arrive in the same few posted receives; each says whose it is and which of
+// that rank's, so that the order of arrival does not matter. Used under the lock of its engine.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "transport/link.h"
+#include "transport/members.h"
+#include "transport/ofi/network.h"
+#include "transport/ofi/ofi_wire.h"
+
+namespace tccl::ofi {
+
+class Mailbox {
+ public:
+  Mailbox(Network& network, Members& members, std::vector<RankAddress> addresses,
+          std::uint32_t own_group_number);
+  ~Mailbox();
+
+  [[nodiscard]] std::unique_ptr<Link> link_to(int rank);
+  /// Sorts what has come, and sends what could not be sent yet.
+  void collect();
+  /// Whether something has not left yet. From any thread.
+  [[nodiscard]] bool is_sending() const noexcept {
+    return sending_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] Network& network() noexcept { return network_; }
+  /// Waits until what was posted has left, as long as its receivers live and at most until then.
+  void close(Deadline deadline) noexcept;
+
+ private:
+  friend class OfiLink;
+  struct Incoming {
+    std::uint64_t next = 0;
+    std::map<std::uint64_t, std::shared_ptr<Parcel>> waiting;  // by number
+  };
+  struct Waiting {
+    std::shared_ptr<Parcel> parcel;
+    std::size_t bytes = 0;
+  };
+  void post_receive();
+  void note_sending() {
+    sending_.store(!waiting_.empty() || !outgoing_.empty(), std::memory_order_relaxed);
+  }
+  /// True if nothing waits any more.
+  bool send_waiting(int rank);
+
+  Network& network_;
+  Members& members_;
+  std::vector<RankAddress> addresses_;
+  std::uint32_t own_group_number_;
+  std::deque<std::shared_ptr<Parcel>> posted_;
+  std::vector<Incoming> incoming_;  // by rank
+  std::atomic<bool> sending_{false};
+  std::map<int, Waiting> waiting_;  // by rank: a cell that libfabric has not taken yet
+  std::deque<std::shared_ptr<Parcel>> outgoing_;
+};
+
+}  // namespace tccl::ofi

@@ -1,0 +1,100 @@
+// What a process has of the network, once for all its groups: one endpoint, memory for messages,
+// and the control connections. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/settings.h"
+#include "bootstrap/control.h"
+#include "transport/ofi/endpoint.h"
+#include "transport/wire.h"
+
+namespace tccl::ofi {
+
+/// Memory for one message and the requests that use it.
+class Parcel final : public Wire::Letter {
+ public:
+  /// Room for a header in front of the contents.
+  static constexpr std::size_t kHeaderBytes = 64;
+  static constexpr std::size_t kBytes = kHeaderBytes + Wire::kMostBytes;
+
+  Parcel() : memory_(new std::byte[kBytes]) {}
+  [[nodiscard]] std::byte* data() noexcept override { return memory_.get() + kHeaderBytes; }
+  [[nodiscard]] std::byte* header() noexcept { return memory_.get(); }
+  [[nodiscard]] std::span<std::byte> first(std::size_t payload_bytes) {
+    return {memory_.get(), kHeaderBytes + payload_bytes};
+  }
+
+  /// For one more message out of this memory to that rank, or for the one into it.
+  Request& request_to(int rank);
+  Request& request_from(int rank, std::uint64_t number);
+  [[nodiscard]] bool is_idle() const;
+  struct Sending {
+    int to;
+    Request* request;
+  };
+  [[nodiscard]] std::span<const Sending> sendings() const { return sendings_; }
+  /// Of the message that came in, and whose it is: which rank's, and which of that rank's.
+  [[nodiscard]] Request& incoming() { return requests_.front(); }
+  [[nodiscard]] int from() const { return from_; }
+  [[nodiscard]] std::uint64_t number() const { return number_; }
+  void reset() {
+    used_ = 0;
+    sendings_.clear();
+  }
+
+ private:
+  Request& new_request();
+
+  std::unique_ptr<std::byte[]> memory_;  // NOLINT(modernize-avoid-c-arrays)
+  std::deque<Request> requests_;
+  std::vector<Sending> sendings_;
+  int from_ = -1;
+  std::uint64_t number_ = 0;
+  std::size_t used_ = 0;
+};
+
+class Network {
+ public:
+  struct Options {
+    const Settings* settings;
+    std::string address;  // of this host, for others
+    RemotePeer::Identity self;
+    std::function<void(const std::shared_ptr<RemotePeer>& from, const Notice&)> on_notice;
+  };
+  Network(Monitor& monitor, Options options);
+  ~Network();
+
+  [[nodiscard]] Endpoint& endpoint() noexcept { return *endpoint_; }
+  [[nodiscard]] Control& control() noexcept { return control_; }
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+  /// How this process calls a new group in messages that it receives.
+  std::uint32_t new_group_number() noexcept;
+
+  std::shared_ptr<Parcel> take_parcel();
+
+  /// Moves data, unless another thread does.
+  void progress() { endpoint_->try_progress(); }
+  /// Whether messages have not left yet.
+  [[nodiscard]] bool has_outstanding() const noexcept { return endpoint_->sending() != 0; }
+
+  /// Says goodbye and waits, not long, until what was sent has left. Idempotent.
+  void close() noexcept;
+
+ private:
+  struct Depot;
+  std::string address_;
+  std::shared_ptr<Depot>
+      depot_;  // outlives the endpoint, which may write to a parcel until its end
+  std::unique_ptr<Endpoint> endpoint_;
+  Control control_;
+  std::atomic<std::uint32_t> groups_{0};
+};
+
+}  // namespace tccl::ofi

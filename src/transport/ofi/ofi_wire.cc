@@ -1,0 +1,217 @@
+#include "transport/ofi/ofi_wire.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/format.h"
+#include "bootstrap/liveness.h"
+#include "transport/ofi/library.h"
+
+namespace tccl::ofi {
+namespace {
+
+static_assert(sizeof(OpRecord) == Parcel::kHeaderBytes, "each message says what it belongs to");
+
+/// The end of a process is told by another connection than that of its data, which may still come.
+constexpr auto kLastWords = std::chrono::milliseconds(50);
+/// No sign of life for so long on a connection that the network keeps up.
+constexpr auto kRemoteStalledAfter = std::chrono::seconds(2);
+
+}  // namespace
+
+OfiWire::OfiWire(Network& network, Members& members, Options options)
+    : network_(network),
+      members_(members),
+      addresses_(std::move(options.addresses)),
+      own_group_number_(options.own_group_number),
+      format_(options.format),
+      algorithm_name_(options.algorithm_name),
+      poll_interrupt_(std::move(options.poll_interrupt)),
+      patience_(options.patience),
+      counts_(addresses_.size()) {}
+
+void OfiWire::begin(const OpRecord& record, std::optional<Deadline> deadline,
+                    std::chrono::milliseconds timeout) {
+  record_ = record;
+  deadline_ = deadline;
+  timeout_ = timeout;
+}
+
+void OfiWire::enter(int rank) {
+  if (std::exchange(counts(rank).entered, true)) return;
+  members_.enter(rank);
+}
+
+void OfiWire::send(const LetterPtr& letter, std::size_t bytes, std::span<const int> to) {
+  const auto parcel = std::static_pointer_cast<Parcel>(letter);
+  std::memcpy(parcel->header(), &record_, sizeof record_);
+  for (const int rank : to) {
+    enter(rank);
+    Request& request = parcel->request_to(rank);
+    const std::uint64_t tag =
+        tag_of(address(rank).group_number, Traffic::collective, counts(rank).sent);
+    wait(rank, std::nullopt, [&] {
+      return network_.endpoint().send(address(rank).peer, tag, parcel->first(bytes), request);
+    });
+    ++counts(rank).sent;
+    members_.count_sent(rank, Traffic::collective);
+  }
+  collect_sent();
+  outgoing_.push_back(parcel);
+}
+
+Wire::LetterPtr OfiWire::expect(int from) {
+  enter(from);
+  auto parcel = network_.take_parcel();
+  const std::uint64_t number = counts(from).expected++;
+  Request& request = parcel->request_from(from, number);
+  const std::uint64_t tag = tag_of(own_group_number_, Traffic::collective, number);
+  wait(from, std::nullopt, [&] {
+    return network_.endpoint().receive(address(from).peer, tag, parcel->first(kMostBytes), request);
+  });
+  return parcel;
+}
+
+std::size_t OfiWire::length_of(const LetterPtr& letter) {
+  auto& parcel = static_cast<Parcel&>(*letter);
+  const Request& request = parcel.incoming();
+  wait(parcel.from(), parcel.number(), [&] { return request.done(); });
+  if (request.error() != 0)
+    throw Error(Errc::system,
+                formatted("{}: receiving from {}: {}", operation(), members_.who(parcel.from()),
+                          library().strerror(request.error())),
+                {parcel.from()});
+  OpRecord theirs;
+  std::memcpy(&theirs, parcel.header(), sizeof theirs);
+  check_record(parcel.from(), theirs);
+  return request.bytes() - Parcel::kHeaderBytes;
+}
+
+const std::byte* OfiWire::await(const LetterPtr& letter, std::size_t bytes) {
+  const std::size_t length = length_of(letter);
+  const int from = static_cast<Parcel&>(*letter).from();
+  if (length != bytes)
+    throw Error(Errc::mismatch,
+                formatted("{}: {} sends {} bytes to rank {}, which expects {}", operation(),
+                          members_.who(from), length, rank(), bytes),
+                {from, rank()});
+  return letter->data();
+}
+
+void OfiWire::check_record(int from, const OpRecord& theirs) const {
+  if (theirs.chain == record_.chain) return;
+  if (theirs.sequence != record_.sequence)
+    throw Error(Errc::mismatch,
+                formatted("group {}: rank {} is at operation #{}, {}, but {} is at operation #{}, "
+                          "{}: they have issued different collectives",
+                          members_.name(), rank(), record_.sequence,
+                          describe(record_, algorithm_name_(record_.algorithm)), members_.who(from),
+                          theirs.sequence, describe(theirs, algorithm_name_(theirs.algorithm))),
+                {rank(), from});
+  throw Error(
+      Errc::mismatch,
+      formatted("operation #{} of group {}: rank {} called {}, but {} called {}", record_.sequence,
+                members_.name(), rank(), describe(record_, algorithm_name_(record_.algorithm)),
+                members_.who(from), describe(theirs, algorithm_name_(theirs.algorithm))),
+      {rank(), from});
+}
+
+void OfiWire::let_leave(std::size_t at_most) {
+  collect_sent();
+  while (outgoing_.size() > at_most) {
+    for (const auto& [to, request] : outgoing_.front()->sendings())
+      wait(to, std::nullopt, [&] { return request->done(); });
+    collect_sent();
+  }
+}
+
+void OfiWire::collect_sent() {
+  while (!outgoing_.empty() && outgoing_.front()->is_idle()) {
+    check_sent(*outgoing_.front());
+    outgoing_.pop_front();
+  }
+}
+
+/// libfabric says that something went wrong, and the control connection why, a moment later.
+void OfiWire::check_sent(const Parcel& parcel) {
+  for (const auto& [to, request] : parcel.sendings()) {
+    const int error = request->error();
+    if (error == 0) continue;
+    const Deadline patience = deadline_after(kLastWords * 10);
+    wait(to, std::nullopt, [&] { return Clock::now() >= patience; });
+    throw Error(Errc::system,
+                formatted("{}: sending to {}: {}", operation(), members_.who(to),
+                          library().strerror(error)),
+                {to});
+  }
+}
+
+void OfiWire::wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready) {
+  const auto look = [&] {
+    if (ready()) return true;
+    network_.progress();
+    return ready();
+  };
+  if (wait_briefly(look, patience_)) return;
+  if (!deadline_) deadline_ = deadline_after(timeout_);
+  std::optional<Clock::time_point> lost_since;
+  while (!look()) {
+    throw_if_hopeless(rank, number, lost_since);
+    network_.endpoint().sleep(kSleepSlice);
+  }
+}
+
+void OfiWire::throw_if_hopeless(int rank, std::optional<std::uint64_t> number,
+                                std::optional<Clock::time_point>& lost_since) {
+  if (members_.failed()) throw members_.failure();
+  const auto now = Clock::now();
+  if (number && members_.will_never_come(rank, Traffic::collective, *number))
+    throw members_.loss_of(rank, operation());
+  if (members_.absence(rank) == Absence::died) {
+    if (!lost_since) lost_since = now;
+    if (now - *lost_since >= kLastWords) throw members_.loss_of(rank, operation());
+  }
+  if (poll_interrupt_ && now >= next_interrupt_poll_) {
+    next_interrupt_poll_ = now + kInterruptPeriod;
+    poll_interrupt_();
+  }
+  if (now >= *deadline_) throw timed_out(rank);
+}
+
+Error OfiWire::timed_out(int rank) const {
+  std::string text = formatted("{}: timeout after {:.1f} s; nothing came from {}", operation(),
+                               std::chrono::duration<double>(timeout_).count(), members_.who(rank));
+  const auto silence = members_.peer(rank)->silence();
+  if (silence >= kRemoteStalledAfter)
+    text += formatted(", which is stalled: no sign of life for {:.1f} s",
+                      std::chrono::duration<double>(silence).count());
+  return {Errc::timeout, text, {rank}};
+}
+
+std::string OfiWire::operation() const {
+  return formatted("{} #{} of group {}", name_of(record_.op), record_.sequence, members_.name());
+}
+
+void OfiWire::close(Deadline deadline) noexcept {
+  const auto is_pointless = [&](const Parcel& parcel) {
+    return std::ranges::all_of(parcel.sendings(), [&](const Parcel::Sending& sending) {
+      return members_.absence(sending.to) != Absence::none;
+    });
+  };
+  try {
+    while (!outgoing_.empty() && !members_.failed() && Clock::now() < deadline) {
+      network_.progress();
+      if (outgoing_.front()->is_idle() || is_pointless(*outgoing_.front()))
+        outgoing_.pop_front();
+      else
+        network_.endpoint().sleep(std::chrono::milliseconds(1));
+    }
+  } catch (const Error&) {
+    // The network is gone, and with it what was to leave.
+  }
+  for (const auto& parcel : outgoing_)
+    for (const auto& sending : parcel->sendings()) network_.endpoint().give_up(*sending.request);
+  outgoing_.clear();
+}
+
+}  // namespace tccl::ofi

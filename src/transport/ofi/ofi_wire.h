@@ -1,0 +1,102 @@
+// The wire over libfabric.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/function_ref.h"
+#include "base/wait.h"
+#include "transport/members.h"
+#include "transport/ofi/network.h"
+#include "transport/record.h"
+#include "transport/wire.h"
+
+namespace tccl::ofi {
+
+/// How to reach a rank of another host.
+struct RankAddress {
+  Endpoint::Peer peer = Endpoint::kAnyone;
+  std::uint32_t group_number = 0;  // its own name for the group
+};
+
+/// Which message it is: 48 bits, because some networks have no more. A receiver's group number,
+/// not the sender's: a process never gives the same one to two groups.
+constexpr std::uint64_t tag_of(std::uint32_t group_number, Traffic traffic, std::uint64_t number) {
+  return (std::uint64_t{group_number & 0xfffff} << 28) |
+         (std::uint64_t{traffic == Traffic::point_to_point} << 27) | (number & 0x7ffffff);
+}
+
+class OfiWire final : public Wire {
+ public:
+  using AlgorithmName = const char* (*)(std::uint8_t index);
+  struct Options {
+    std::vector<RankAddress> addresses;  // by rank
+    std::uint32_t own_group_number = 0;
+    WireFormat format = WireFormat::same;
+    AlgorithmName algorithm_name = nullptr;
+    std::function<void()> poll_interrupt;
+    Patience patience;
+  };
+  OfiWire(Network& network, Members& members, Options options);
+
+  [[nodiscard]] int rank() const noexcept override { return members_.rank(); }
+  [[nodiscard]] const Layout& layout() const noexcept override { return members_.layout(); }
+  [[nodiscard]] WireFormat format() const noexcept override { return format_; }
+  [[nodiscard]] LetterPtr blank() override { return network_.take_parcel(); }
+  void send(const LetterPtr& letter, std::size_t bytes, std::span<const int> to) override;
+  [[nodiscard]] LetterPtr expect(int from) override;
+  const std::byte* await(const LetterPtr& letter, std::size_t bytes) override;
+  [[nodiscard]] std::size_t length_of(const LetterPtr& letter) override;
+  void let_leave(std::size_t at_most) override;
+
+  /// Brackets one operation, as on the board: `record` is what the board made of it.
+  void begin(const OpRecord& record, std::optional<Deadline> deadline,
+             std::chrono::milliseconds timeout);
+  /// What was sent may still be leaving.
+  void end() { collect_sent(); }
+  [[nodiscard]] bool has_outstanding() const noexcept { return !outgoing_.empty(); }
+  /// Waits for what was sent, as long as its receivers live and at most until then.
+  void close(Deadline deadline) noexcept;
+
+ private:
+  struct Counts {
+    std::uint64_t sent = 0;
+    std::uint64_t expected = 0;
+    bool entered = false;
+  };
+  [[nodiscard]] Counts& counts(int rank) { return counts_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const RankAddress& address(int rank) const {
+    return addresses_[static_cast<std::size_t>(rank)];
+  }
+  void enter(int rank);
+  /// Until it is ready; `number` is the message of that rank that is waited for, if it is one.
+  void wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready);
+  void throw_if_hopeless(int rank, std::optional<std::uint64_t> number,
+                         std::optional<Clock::time_point>& lost_since);
+  [[nodiscard]] Error timed_out(int rank) const;
+  void collect_sent();
+  void check_sent(const Parcel& parcel);
+  void check_record(int from, const OpRecord& theirs) const;
+  [[nodiscard]] std::string operation() const;
+
+  Network& network_;
+  Members& members_;
+  std::vector<RankAddress> addresses_;
+  std::uint32_t own_group_number_;
+  WireFormat format_;
+  AlgorithmName algorithm_name_;
+  std::function<void()> poll_interrupt_;
+  Patience patience_;
+  std::vector<Counts> counts_;
+  std::deque<std::shared_ptr<Parcel>> outgoing_;
+  OpRecord record_;
+  std::optional<Deadline> deadline_;
+  std::chrono::milliseconds timeout_{0};
+  Clock::time_point next_interrupt_poll_;
+};
+
+}  // namespace tccl::ofi

@@ -1,5 +1,6 @@
 // The kernels for CPUs with AVX2 and F16C.
 #include "kernels/copy_impl.h"
+#include "kernels/pack_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {
@@ -11,5 +12,6 @@ void copy_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes) 
 void stream_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   stream_vectors(to, from, bytes);
 }
+extern const Packings kPackingsAvx2 = kPackings;
 
 }  // namespace tccl::kernels

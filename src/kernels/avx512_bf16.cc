@@ -1,5 +1,6 @@
 // The kernels for CPUs with AVX-512 (F, BW, DQ, VL) that can also round to bfloat16.
 #include "kernels/copy_impl.h"
+#include "kernels/pack_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {
@@ -11,5 +12,6 @@ void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t 
 void stream_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   stream_vectors(to, from, bytes);
 }
+extern const Packings kPackingsAvx512Bf16 = kPackings;
 
 }  // namespace tccl::kernels

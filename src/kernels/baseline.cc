@@ -1,5 +1,6 @@
 // The kernels for what every machine of the architecture has.
 #include "kernels/copy_impl.h"
+#include "kernels/pack_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {
@@ -11,5 +12,6 @@ void copy_baseline(unsigned char* to, const unsigned char* from, std::size_t byt
 void stream_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   stream_vectors(to, from, bytes);
 }
+extern const Packings kPackingsBaseline = kPackings;
 
 }  // namespace tccl::kernels

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/copy.h"
+#include "kernels/pack.h"
 #include "kernels/reduce.h"
 #include "kernels/variants.h"
 
@@ -34,6 +35,11 @@ class DefaultRounding {
 #endif
 };
 
+const Packing& packing_of(WireFormat format) {
+  const Packings& packings = *best_variant().packings;
+  return format == WireFormat::int8 ? packings.int8 : packings.bfloat16;
+}
+
 }  // namespace
 
 void reduce(void* destination, std::span<const void* const> sources, std::size_t count, DType dtype,
@@ -56,6 +62,32 @@ void copy(void* to, const void* from, std::size_t bytes) {
   }
   best_variant().copy(static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from),
                       bytes);
+}
+
+std::size_t packed_bytes(WireFormat format, std::size_t count) {
+  switch (format) {
+    case WireFormat::same:
+      return count * sizeof(float);
+    case WireFormat::bfloat16:
+      return count * 2;
+    case WireFormat::int8:
+      return count + (count + kPackBlock - 1) / kPackBlock * sizeof(float);
+  }
+  __builtin_trap();
+}
+
+void pack(void* to, const float* from, std::size_t count, WireFormat format) {
+  if (format == WireFormat::same) return copy(to, from, count * sizeof(float));
+  const DefaultRounding rounding;
+  packing_of(format).pack(static_cast<unsigned char*>(to),
+                          reinterpret_cast<const unsigned char*>(from), count);
+}
+
+void unpack(float* to, const void* from, std::size_t count, WireFormat format) {
+  if (format == WireFormat::same) return copy(to, from, count * sizeof(float));
+  const DefaultRounding rounding;
+  packing_of(format).unpack(reinterpret_cast<unsigned char*>(to),
+                            static_cast<const unsigned char*>(from), count);
 }
 
 }  // namespace tccl::kernels

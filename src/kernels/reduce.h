@@ -1,5 +1,4 @@
-// Element-wise reduction of several sources into one destination, the only arithmetic in the
-// library.
+// Element-wise reduction of several sources into one destination.
 //
 // Sources are combined in the order given (rank order), so every rank gets the same bits.
 // 16- and 8-bit floats are accumulated in float32 and rounded once, to nearest even. Integers wrap.

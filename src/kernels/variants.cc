@@ -18,6 +18,7 @@ void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes
 void stream_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void stream_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
+extern const Packings kPackingsBaseline, kPackingsAvx2, kPackingsAvx512, kPackingsAvx512Bf16;
 
 namespace {
 
@@ -37,11 +38,12 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 #endif
 
 constexpr Variant kVariants[] = {
-    {"baseline", always, reduce_baseline, copy_baseline, stream_baseline},
+    {"baseline", always, reduce_baseline, copy_baseline, stream_baseline, &kPackingsBaseline},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, reduce_avx2, copy_avx2, stream_avx2},
-    {"avx512", has_avx512, reduce_avx512, copy_avx512, stream_avx512},
-    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16, stream_avx512_bf16},
+    {"avx2", has_avx2, reduce_avx2, copy_avx2, stream_avx2, &kPackingsAvx2},
+    {"avx512", has_avx512, reduce_avx512, copy_avx512, stream_avx512, &kPackingsAvx512},
+    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16, stream_avx512_bf16,
+     &kPackingsAvx512Bf16},
 #endif
 };
 

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kernels/job.h"
+#include "kernels/packing.h"
 
 namespace tccl::kernels {
 
@@ -14,6 +15,7 @@ struct Variant {
   void (*reduce)(const Job& job);
   void (*copy)(unsigned char* to, const unsigned char* from, std::size_t bytes);
   void (*stream)(unsigned char* to, const unsigned char* from, std::size_t bytes);
+  const Packings* packings;
 };
 
 /// From the plainest to the best; the first is always usable.

@@ -1,0 +1,151 @@
+// The loops behind pack.h, which describes the formats. Compiled once per instruction set, under
+// the rules given in reduce_impl.h.
+#pragma once
+
+#include "kernels/float_formats.h"
+#include "kernels/packing.h"
+#include "kernels/vectors.h"
+
+namespace tccl::kernels {
+namespace {  // NOLINT(google-build-namespaces): see float_formats.h
+
+template <typename T>
+struct CodesOf {
+  using Type [[gnu::vector_size(kLanes<float> * sizeof(T))]] = T;
+};
+
+/// As many codes as a vector has floats.
+template <typename T>
+using Codes = typename CodesOf<T>::Type;
+
+// ---- bfloat16 ----
+
+[[gnu::always_inline]] inline Codes<std::uint16_t> to_bfloat16(Floats values) {
+  const Ints codes = BFloat16::encode_bits(bits_of(values));
+  return __builtin_convertvector(unsigned_of(codes), Codes<std::uint16_t>);
+}
+
+[[gnu::always_inline]] inline Floats from_bfloat16(Codes<std::uint16_t> codes) {
+  return float_of(BFloat16::decode_bits(signed_of(__builtin_convertvector(codes, Unsigneds))));
+}
+
+inline void pack_bfloat16(unsigned char* to, const unsigned char* from, std::size_t count) {
+  constexpr std::size_t kStep = kLanes<float>;
+  for (; count >= kStep; to += 2 * kStep, from += 4 * kStep, count -= kStep)
+    store_vector(to, to_bfloat16(load_vector<float>(from)));
+  const auto rest = to_bfloat16(reinterpret_cast<Floats>(load_few(from, 4 * count)));
+  copy_few(to, reinterpret_cast<const unsigned char*>(&rest), 2 * count);
+}
+
+inline void unpack_bfloat16(unsigned char* to, const unsigned char* from, std::size_t count) {
+  constexpr std::size_t kStep = kLanes<float>;
+  Codes<std::uint16_t> codes;
+  for (; count >= kStep; to += 4 * kStep, from += 2 * kStep, count -= kStep) {
+    std::memcpy(&codes, from, sizeof(codes));
+    store_vector(to, from_bfloat16(codes));
+  }
+  codes = Codes<std::uint16_t>{};
+  copy_few(reinterpret_cast<unsigned char*>(&codes), from, 2 * count);
+  const Floats rest = from_bfloat16(codes);
+  copy_few(to, reinterpret_cast<const unsigned char*>(&rest), 4 * count);
+}
+
+// ---- int8 ----
+
+inline constexpr float kLargestCode = 127;
+inline constexpr float kSmallestScale = power_of_two(-126);
+inline constexpr std::size_t kScaleBytes = sizeof(float);
+
+/// The bits of the largest magnitude in a block. Magnitudes are ordered as their bits are, with NaN
+/// above all.
+[[gnu::always_inline]] inline std::int32_t largest_magnitude(const unsigned char* block) {
+  Ints lanes{};
+  for (std::size_t i = 0; i < kPackBlock; i += kLanes<float>) {
+    const Ints magnitudes = load_vector<std::int32_t>(block + 4 * i) & INT32_MAX;
+    lanes = select(magnitudes > lanes, magnitudes, lanes);
+  }
+  std::int32_t largest = 0;
+  for (std::size_t i = 0; i < kLanes<float>; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
+}
+
+inline float scale_for(std::int32_t largest) {
+  if (largest >= kFloat32Infinity) return float_of(kFloat32Nan);
+  if (largest <= bits_of(kSmallestScale / 2)) return 0;  // all would round to zero
+  // A code has 7 bits, so with as many fewer in the scale their product needs no rounding.
+  constexpr std::int32_t kSpare = (1 << 7) - 1;
+  const float scale = float_of(bits_of(float_of(largest) / kLargestCode) & ~kSpare);
+  return scale < kSmallestScale ? kSmallestScale : scale;
+}
+
+// Widths are changed by a factor of two at a time: by four at once, GCC 12 goes lane by lane.
+
+/// To nearest even. Next to a number whose last mantissa bit is worth one, the adder rounds to
+/// whole numbers, which are then found in the last bits, negative ones as two's complement.
+[[gnu::always_inline]] inline Codes<std::int8_t> to_int8(Floats values) {
+  constexpr float kRounder = 1.5f * power_of_two(kFloat32MantissaBits);
+  const auto halves = __builtin_convertvector(bits_of(values + kRounder), Codes<std::int16_t>);
+  return __builtin_convertvector(halves, Codes<std::int8_t>);
+}
+
+[[gnu::always_inline]] inline Floats from_int8(Codes<std::int8_t> codes) {
+  const auto halves = __builtin_convertvector(codes, Codes<std::int16_t>);
+  return __builtin_convertvector(__builtin_convertvector(halves, Ints), Floats);
+}
+
+inline void pack_block(unsigned char* to, const unsigned char* from) {
+  const float scale = scale_for(largest_magnitude(from));
+  std::memcpy(to, &scale, kScaleBytes);
+  to += kScaleBytes;
+  if (!(scale > 0)) {  // zero, or NaN: nothing to divide by
+    std::memset(to, 0, kPackBlock);
+    return;
+  }
+  for (std::size_t i = 0; i < kPackBlock; i += kLanes<float>)
+    store_vector(to + i, to_int8(load_vector<float>(from + 4 * i) / scale));
+}
+
+inline void unpack_block(unsigned char* to, const unsigned char* from) {
+  float scale;
+  std::memcpy(&scale, from, kScaleBytes);
+  from += kScaleBytes;
+  for (std::size_t i = 0; i < kPackBlock; i += kLanes<float>) {
+    Codes<std::int8_t> codes;
+    std::memcpy(&codes, from + i, sizeof(codes));
+    store_vector(to + 4 * i, from_int8(codes) * scale);
+  }
+}
+
+// A short block is a whole one filled up with zeros, of which only its own part is sent.
+
+inline void pack_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
+  for (; count >= kPackBlock; count -= kPackBlock) {
+    pack_block(to, from);
+    to += kScaleBytes + kPackBlock, from += 4 * kPackBlock;
+  }
+  if (count == 0) return;
+  unsigned char values[4 * kPackBlock] = {}, packed[kScaleBytes + kPackBlock];
+  std::memcpy(values, from, 4 * count);
+  pack_block(packed, values);
+  std::memcpy(to, packed, kScaleBytes + count);
+}
+
+inline void unpack_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
+  for (; count >= kPackBlock; count -= kPackBlock) {
+    unpack_block(to, from);
+    to += 4 * kPackBlock, from += kScaleBytes + kPackBlock;
+  }
+  if (count == 0) return;
+  unsigned char packed[kScaleBytes + kPackBlock] = {}, values[4 * kPackBlock];
+  std::memcpy(packed, from, kScaleBytes + count);
+  unpack_block(values, packed);
+  std::memcpy(to, values, 4 * count);
+}
+
+inline constexpr Packings kPackings = {
+    .bfloat16 = {pack_bfloat16, unpack_bfloat16},
+    .int8 = {pack_int8, unpack_int8},
+};
+
+}  // namespace
+}  // namespace tccl::kernels

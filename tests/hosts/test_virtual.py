@@ -46,6 +46,12 @@ def test_each_host_has_its_own_name_network_and_memory():
         assert "10.77.0.1/24" in links and "10.77.0.2/24" not in links
 
 
+def test_names():
+    with virtual_hosts(2, names=["left", "right"]) as hosts:
+        assert hosts[1].run("hostname").strip() == "right"
+        assert hosts[1].run("getent", "hosts", "left").split() == [hosts[0].address, "left"]
+
+
 def test_traffic_a_rate_and_a_cut_cable():
     with virtual_hosts(2) as hosts:
         before = hosts[1].sent_bytes()

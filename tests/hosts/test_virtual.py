@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from virtual import virtual_hosts
@@ -67,10 +68,25 @@ def test_traffic_a_rate_and_a_cut_cable():
         assert send(hosts, 1000) < 10
 
 
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
 def test_nothing_is_left():
     with virtual_hosts(3) as hosts:
         sleeper = hosts[2].start(["sleep", "1000"])
         keepers = [host.keeper for host in hosts]
+        # One that nobody waits for, in a session of its own.
+        pid = int(hosts[1].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"))
+        assert pid in hosts[1].pids()
     assert sleeper.poll() is not None and all(keeper.poll() is not None for keeper in keepers)
+    end = time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(pid)
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert hosts[0].namespace not in listed.stdout and hosts[0].switch not in listed.stdout

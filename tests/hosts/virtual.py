@@ -138,14 +138,18 @@ class Host:
         (link,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", "eth0"))
         return link["stats64"]["tx"]["bytes"]
 
+    def pids(self) -> list[int]:
+        """Of all that runs here, whoever started it."""
+        words = ["ip", "netns", "pids", self.namespace]
+        return [int(pid) for pid in subprocess.run(words, capture_output=True).stdout.split()]
+
     def shut_down(self) -> None:
-        for process in self._started:
+        for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        for process in (*self._started, *filter(None, [self.keeper])):
+            process.kill()
             process.wait()
-        if self.keeper:
-            self.keeper.kill()
-            self.keeper.wait()
         subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, timeout=30)
 
 

@@ -337,7 +337,8 @@ def main() -> None:
     starts = list(run_starts(layouts, backends, math.ceil(alternations / 2), control))
     caption = (
         f"{alternations} turns of each, {3 * alternations} of small messages; "
-        f"congestion control {control}; other programs kept {others.cores():.2f} cores busy meanwhile"
+        f"congestion control {control}; "
+        f"other programs kept {others.cores():.2f} cores busy meanwhile"
     )
     if lines:
         print_lines(lines, "ccl and Gloo over virtual hosts", caption)

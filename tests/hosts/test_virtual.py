@@ -53,6 +53,11 @@ def test_names():
         assert hosts[1].run("getent", "hosts", "left").split() == [hosts[0].address, "left"]
 
 
+def test_two_networks():
+    with virtual_hosts(1) as one, virtual_hosts(1, names=["other"]) as other:
+        assert one[0].run("hostname") == "h1\n" and other[0].run("hostname") == "other\n"
+
+
 def test_traffic_a_rate_and_a_cut_cable():
     with virtual_hosts(2) as hosts:
         before = hosts[1].sent_bytes()

@@ -10,6 +10,7 @@ namespaces made here, and all of it is gone at the end, also what still runs on 
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from pathlib import Path
 NETWORK = "10.77.0"
 READY_S = 10.0
 CONTROL = "net.ipv4.tcp_congestion_control"
+_networks = itertools.count(1)  # a process may have several, which know nothing of each other
 
 
 def command(*words: str) -> None:
@@ -159,7 +161,7 @@ def virtual_hosts(
 ) -> Iterator[list[Host]]:
     """They are called h1, h2, ... unless `names` says otherwise."""
     called = names or [f"h{k}" for k in range(1, count + 1)]
-    prefix = f"tccl{os.getpid()}"
+    prefix = f"tccl{os.getpid()}-{next(_networks)}"
     switch = f"{prefix}-switch"
     with tempfile.TemporaryDirectory(prefix="tccl-hosts-") as directory:
         hosts = [

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class Row:
     bytes: int
     goals: tuple[Callable[["Row", dict[str, Turns]], dict], ...]
     rate: str = ""  # of every cable, both ways
-    wires: tuple[str, ...] = field(default=())
+    wires: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

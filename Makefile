@@ -8,7 +8,7 @@ PYTEST := .venv/bin/pytest
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup build native demo test test-all lint sanitize mutants soak bench compat clean
+.PHONY: help setup build native demo test test-all lint sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -19,6 +19,7 @@ help:
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
 	@echo "make bench      against Gloo, with the goals; whole programs; memory, waiting, start"
+	@echo "make bench-hosts   against Gloo over virtual hosts, with the goals; start by number of ranks"
 	@echo "make mutants    planted faults, each of which the tests must catch"
 	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
 	@echo "make clean      remove what was built (.venv stays)"
@@ -61,6 +62,9 @@ bench: build
 	.venv/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)
 	.venv/bin/torch-ccl bench --programs decode,ddp_step --json build/programs.json $(ARGS)
 	.venv/bin/torch-ccl bench --footprint --json build/footprint.json $(ARGS)
+
+bench-hosts: build
+	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)
 
 mutants: build native
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)

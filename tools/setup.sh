@@ -29,6 +29,7 @@ find_missing() {
   has_command make || missing+=(make)
   has_command git || missing+=(git)
   has_command ip || missing+=(iproute2)  # for tests of several hosts
+  has_command mpiexec.hydra || missing+=(mpich)  # for launch lines of several hosts
   has_header openssl/hmac.h || missing+=(libssl-dev)
   has_header fmt/format.h || missing+=(libfmt-dev)
   has_header rdma/fabric.h || missing+=(libfabric-dev)  # with the library, which is loaded at run time

@@ -1,7 +1,8 @@
 """Which scripts the documents hold, how to find them, what is changed in them and what they print.
 
 The documents themselves are no part of this repository. A script is found by the name above its
-code block or by the calls in it, and runs as it stands there but for the rows of EDITS.
+code block or by the calls in it, and runs as it stands there but for the rows of EDITS. So does a
+block of commands that starts a script over several hosts.
 """
 
 import re
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import profile_table
 from launching import SIZE, Finished
+from over_hosts import NETWORK
 
 
 class Block(NamedTuple):
@@ -71,6 +73,30 @@ def says_place_and_profile(rank: Finished) -> None:
     assert not profile_table.without_log(rank.err), rank.err
 
 
+# ---- what the ranks on several hosts must have printed, together
+
+
+def says_same(lines: list[str], block: str, hosts: list[str]) -> None:
+    """What the document shows below the command, in any order."""
+    shown = [line for line in block.splitlines() if line and not PROMPT.match(line)]
+    assert sorted(lines) == sorted(shown), lines
+
+
+def says_growth(lines: list[str], block: str, hosts: list[str]) -> None:
+    """Every rank says once, behind its label, that it is where it should be and has not grown."""
+    size = int(re.search(r"-np? (\d+)", block)[1])
+    each = int(re.search(r"-ppn (\d+)", block)[1])
+    found = sorted(LABELLED_GROWTH.fullmatch(line).groups() for line in lines)
+    expected = [(str(rank), str(rank), str(size), hosts[rank // each]) for rank in range(size)]
+    assert [place for *place, _ in found] == [list(place) for place in expected], lines
+    assert all(int(kib) <= GROWTH_KIB for *_, kib in found), lines
+
+
+GROWTH_KIB = 256  # in 1000 steps
+LABELLED_GROWTH = re.compile(r"\[(\d+)\] rank (\d+) of (\d+) on (\S+) has grown by (-?\d+) KiB")
+PROMPT = re.compile(r"\S+@\S+\$ ")
+
+
 # ---- the tables
 
 
@@ -89,6 +115,42 @@ SCRIPTS = (
 )
 
 
+class HostsLine(NamedTuple):
+    """Commands that start a script over several hosts."""
+
+    document: str
+    name: str
+    words: tuple[str, ...]  # what only this block of the document contains
+    hosts: int
+    script: str  # the name in the command
+    calls: tuple[str, ...]  # what only the script's block contains
+    check: Callable[[list[str], str, list[str]], None]  # lines of output, the block, hosts' names
+    ending: str = ""  # what the script must do on top
+
+
+HOSTS_LINES = (
+    HostsLine(
+        "000",
+        "mpiexec.hydra of ut_memory.py",
+        ("-f hostfile", "ut_memory.py"),
+        2,
+        "ut_memory.py",
+        ("DDP(", ".step()"),
+        says_growth,
+        ending="import memory_growth\nmemory_growth.show(model)\n",
+    ),
+    HostsLine(
+        "003",
+        "mpiexec of ptdist.py",
+        ("-hosts", "ptdist.py"),
+        2,
+        "ptdist.py",
+        ("'ptdist.py'",),
+        says_same,
+    ),
+)
+
+
 class Edit(NamedTuple):
     script: str
     old: str  # its first occurrence is replaced, in the order of the rows
@@ -96,12 +158,18 @@ class Edit(NamedTuple):
     reason: str
 
 
+CALL_OF_MAIN = "\n    main(dist.get_rank(), dist.get_world_size())"
 EDITS = (
     Edit("example.py", ", ...", "", "init_process_group needs no more than the backend's name"),
     Edit("example.py", ", ...", "", "neither does DistributedDataParallel need more than a model"),
     Edit("example.py", "...", "import os", "the script uses os"),
     Edit("example.py", "...", "model = torch.nn.Linear(4, 5)", "the script wraps a model"),
     Edit("profiling.py", ", ...", "", "init_process_group needs no more than the backend's name"),
+    Edit("ptdist.py", "import torch\n", "import torch, torch_ccl\n", "reads rank and size"),
+    Edit("ptdist.py", "'mpi'", "'ccl'", "torch's wheel has no backend mpi"),
+    Edit("ptdist.py", "'ccl')", f"'ccl'){CALL_OF_MAIN}", "nothing calls main"),
+    Edit("mpiexec.hydra of ut_memory.py", "10.xxx.xxx.xxx", f"{NETWORK}.1", "the first host"),
+    Edit("mpiexec.hydra of ut_memory.py", "LD_PRELOAD", "NOT_PRELOADED", "libiomp5 is not here"),
 )
 
 
@@ -109,14 +177,18 @@ EDITS = (
 
 
 def find(script: Script, found: list[Block]) -> Block:
+    matching = [block for block in found if script.title in ("", block.title)]
+    return only_one(script.name, matching, "python", script.calls)
+
+
+def only_one(name: str, found: list[Block], kind: str | None, words: tuple[str, ...]) -> Block:
+    """The block of a kind, or of any, that contains all of the words."""
     matching = [
         block
         for block in found
-        if block.kind == "python"
-        and script.title in ("", block.title)
-        and all(call in block.text for call in script.calls)
+        if kind in (None, block.kind) and all(word in block.text for word in words)
     ]
-    assert len(matching) == 1, f"{len(matching)} blocks look like {script.name}"
+    assert len(matching) == 1, f"{len(matching)} blocks look like {name}"
     return matching[0]
 
 
@@ -128,11 +200,30 @@ def edited(name: str, text: str, edits: tuple[Edit, ...] = EDITS) -> str:
     return text
 
 
+def blocks_of(document: str, directory: Path) -> list[Block]:
+    documents = sorted(directory.glob(f"{document}*"))
+    assert len(documents) == 1, f"{len(documents)} documents {document}* in {directory}"
+    return blocks(documents[0].read_text())
+
+
 def cut(script: Script, directory: Path) -> str:
     """The script as it is to be run."""
-    documents = sorted(directory.glob(f"{script.document}*"))
-    assert len(documents) == 1, f"{len(documents)} documents {script.document}* in {directory}"
-    return edited(script.name, find(script, blocks(documents[0].read_text())).text)
+    found = blocks_of(script.document, directory)
+    return edited(script.name, find(script, found).text)
+
+
+def cut_hosts_line(line: HostsLine, directory: Path) -> tuple[str, str]:
+    """The block with the commands, and the script that they start."""
+    found = blocks_of(line.document, directory)
+    block = only_one(line.name, found, None, line.words).text
+    script = only_one(line.script, found, "python", line.calls).text
+    return edited(line.name, block), edited(line.script, script) + line.ending
+
+
+def commands(block: str) -> str:
+    """A block with a prompt shows commands and what they print, one without only commands."""
+    typed = [line[match.end() :] for line in block.splitlines() if (match := PROMPT.match(line))]
+    return "\n".join(typed) + "\n" if typed else block
 
 
 def fixed_port(text: str) -> int | None:

@@ -4,8 +4,21 @@ from pathlib import Path
 
 import profile_table
 import pytest
-from documents import Edit, Script, blocks, edited, find, fixed_port, says_nothing
+from documents import (
+    Edit,
+    Script,
+    blocks,
+    commands,
+    edited,
+    find,
+    fixed_port,
+    only_one,
+    says_growth,
+    says_nothing,
+    says_same,
+)
 from launching import WAYS, free_port, run_script
+from over_hosts import run_over_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -39,6 +52,29 @@ def test_profile():
         heads = {"Name", "CPU total %", "CPU total", "CPU time avg", "Input Shapes"}
         assert heads <= set(profile_table.columns(out)) and "Self CPU time total: " in out
         assert not profile_table.without_log(err), err
+
+
+WHERE = {"where.py": (SCRIPTS / "where.py").read_text()}
+
+
+def test_hydra_with_a_file_of_addresses():
+    line = "mpiexec.hydra -f hostfile -np 4 -ppn 2 -l -genv COLOUR=[a=b,0x1] python -u where.py"
+    hosts, out, _ = run_over_hosts(2, f". ~/.local/env/setvars.sh\n{line}", WHERE)
+    assert hosts == ["h1", "h2"]
+    assert sorted(out) == [
+        f"[{rank}] h{1 + rank // 2} {rank} 4 {rank % 2} [a=b,0x1]" for rank in range(4)
+    ]
+
+
+def test_hydra_with_names_of_hosts():
+    line = "COLOUR=red mpiexec -n 2 -ppn 1 -hosts left,right python where.py"
+    hosts, out, _ = run_over_hosts(2, line, WHERE)
+    assert hosts == ["left", "right"] and sorted(out) == ["left 0 2 0 red", "right 1 2 0 red"]
+
+
+def test_a_launch_over_hosts_that_fails():
+    with pytest.raises(AssertionError, match="there is no host third"):
+        run_over_hosts(2, "timeout 3 mpiexec -n 2 -host h1,third true", {})
 
 
 # ---- cutting scripts out of documents
@@ -89,3 +125,42 @@ def test_edits():
     assert edited("first.py", text, edits) == '\nprint("first")\npass\n'
     with pytest.raises(AssertionError, match="has no"):
         edited("second.py", "import os\n", edits)
+
+
+LINES = """
+```
+someone@left:~$ mpiexec -n 2 -ppn 1 -hosts left,right python a.py
+one
+two
+```
+```bash
+    export X=1
+    mpiexec -f hostfile \\
+        -np 4 -ppn 2 python b.py
+```
+"""
+
+
+def test_commands():
+    found = blocks(LINES)
+    shown = only_one("a.py", found, None, ("-hosts", "a.py")).text
+    assert commands(shown) == "mpiexec -n 2 -ppn 1 -hosts left,right python a.py\n"
+    says_same(["two", "one"], shown, ["left", "right"])
+    with pytest.raises(AssertionError):
+        says_same(["one"], shown, ["left", "right"])
+    block = only_one("b.py", found, "bash", ("-np",)).text
+    assert commands(block) == block and block.startswith("export X=1\nmpiexec")
+
+
+def test_growth():
+    block = blocks(LINES)[1].text
+    lines = [f"[{r}] rank {r} of 4 on h{1 + r // 2} has grown by {r} KiB" for r in range(4)]
+    says_growth(lines, block, ["h1", "h2"])
+    for wrong in (
+        lines[1:],
+        [*lines[1:], lines[1]],
+        [lines[0].replace("h1", "h2"), *lines[1:]],
+        [lines[0].replace("by 0", "by 2000"), *lines[1:]],
+    ):
+        with pytest.raises(AssertionError):
+            says_growth(wrong, block, ["h1", "h2"])

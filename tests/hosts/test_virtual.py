@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from virtual import virtual_hosts
@@ -46,6 +47,17 @@ def test_each_host_has_its_own_name_network_and_memory():
         assert "10.77.0.1/24" in links and "10.77.0.2/24" not in links
 
 
+def test_names():
+    with virtual_hosts(2, names=["left", "right"]) as hosts:
+        assert hosts[1].run("hostname").strip() == "right"
+        assert hosts[1].run("getent", "hosts", "left").split() == [hosts[0].address, "left"]
+
+
+def test_two_networks():
+    with virtual_hosts(1) as one, virtual_hosts(1, names=["other"]) as other:
+        assert one[0].run("hostname") == "h1\n" and other[0].run("hostname") == "other\n"
+
+
 def test_traffic_a_rate_and_a_cut_cable():
     with virtual_hosts(2) as hosts:
         before = hosts[1].sent_bytes()
@@ -61,10 +73,25 @@ def test_traffic_a_rate_and_a_cut_cable():
         assert send(hosts, 1000) < 10
 
 
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
 def test_nothing_is_left():
     with virtual_hosts(3) as hosts:
         sleeper = hosts[2].start(["sleep", "1000"])
         keepers = [host.keeper for host in hosts]
+        # One that nobody waits for, in a session of its own.
+        pid = int(hosts[1].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"))
+        assert pid in hosts[1].pids()
     assert sleeper.poll() is not None and all(keeper.poll() is not None for keeper in keepers)
+    end = time.monotonic() + 5
+    while is_running(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not is_running(pid)
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert hosts[0].namespace not in listed.stdout and hosts[0].switch not in listed.stdout

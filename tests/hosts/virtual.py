@@ -10,6 +10,7 @@ namespaces made here, and all of it is gone at the end, also what still runs on 
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ from pathlib import Path
 
 NETWORK = "10.77.0"
 READY_S = 10.0
+CONTROL = "net.ipv4.tcp_congestion_control"
+_networks = itertools.count(1)  # a process may have several, which know nothing of each other
 
 
 def command(*words: str) -> None:
@@ -44,15 +47,12 @@ def shape(namespace: str, device: str, rate: str | None) -> None:
 @dataclass
 class Host:
     number: int
+    name: str
     switch: str
     namespace: str
     directory: Path
     keeper: subprocess.Popen | None = None  # holds the namespaces
     _started: list[subprocess.Popen] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return f"h{self.number}"
 
     @property
     def address(self) -> str:
@@ -72,7 +72,7 @@ class Host:
         for device in ("eth0", "lo"):
             command(*inside, "link", "set", device, "up")
 
-    def boot(self, names: Path) -> None:
+    def boot(self, table: Path) -> None:
         own = self.directory / self.name
         own.mkdir()
         (own / "boot_id").write_text(f"{uuid.uuid4()}\n")
@@ -80,7 +80,7 @@ class Host:
         script = f"""
             hostname {self.name}
             mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-            mount --bind {names} /etc/hosts
+            mount --bind {table} /etc/hosts
             [ ! -e /etc/resolv.conf ] || mount --bind {own}/resolv.conf /etc/resolv.conf
             mount --bind {own}/boot_id /proc/sys/kernel/random/boot_id
             touch {own}/ready
@@ -128,38 +128,56 @@ class Host:
         shape(self.namespace, "eth0", rate)
         shape(self.switch, self._port, rate)
 
+    def set_congestion_control(self, name: str) -> None:
+        """Of connections made from now on. A host may have those that the machine allows."""
+        command("ip", "netns", "exec", self.namespace, "sysctl", "-qw", f"{CONTROL}={name}")
+
+    def congestion_control(self) -> str:
+        return self.run("sysctl", "-n", CONTROL).strip()
+
     def sent_bytes(self) -> int:
         """Out of this host, since it was plugged in."""
         (link,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", "eth0"))
         return link["stats64"]["tx"]["bytes"]
 
+    def pids(self) -> list[int]:
+        """Of all that runs here, whoever started it."""
+        words = ["ip", "netns", "pids", self.namespace]
+        return [int(pid) for pid in subprocess.run(words, capture_output=True).stdout.split()]
+
     def shut_down(self) -> None:
-        for process in self._started:
+        for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        for process in (*self._started, *filter(None, [self.keeper])):
+            process.kill()
             process.wait()
-        if self.keeper:
-            self.keeper.kill()
-            self.keeper.wait()
         subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, timeout=30)
 
 
 @contextlib.contextmanager
-def virtual_hosts(count: int, rate: str | None = None) -> Iterator[list[Host]]:
-    prefix = f"tccl{os.getpid()}"
+def virtual_hosts(
+    count: int, rate: str | None = None, names: list[str] | None = None
+) -> Iterator[list[Host]]:
+    """They are called h1, h2, ... unless `names` says otherwise."""
+    called = names or [f"h{k}" for k in range(1, count + 1)]
+    prefix = f"tccl{os.getpid()}-{next(_networks)}"
     switch = f"{prefix}-switch"
     with tempfile.TemporaryDirectory(prefix="tccl-hosts-") as directory:
-        hosts = [Host(k, switch, f"{prefix}-h{k}", Path(directory)) for k in range(1, count + 1)]
-        names = Path(directory) / "hosts"
+        hosts = [
+            Host(k, name, switch, f"{prefix}-h{k}", Path(directory))
+            for k, name in zip(range(1, count + 1), called, strict=True)
+        ]
+        table = Path(directory) / "hosts"
         lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in hosts)]
-        names.write_text("\n".join(lines) + "\n")
+        table.write_text("\n".join(lines) + "\n")
         try:
             command("ip", "netns", "add", switch)
             command("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
             command("ip", "-n", switch, "link", "set", "switch", "up")
             for host in hosts:
                 host.plug_in()
-                host.boot(names)
+                host.boot(table)
                 host.set_rate(rate)
             yield hosts
         finally:

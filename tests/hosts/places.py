@@ -1,0 +1,38 @@
+"""Where the ranks of a job run on virtual hosts, and what a launcher would tell them.
+
+    for host, environment in places(hosts, [2, 1]):
+        host.start([sys.executable, "rank.py"], env=environment)
+
+A layout is the number of ranks on each host. Ranks of one host follow each other.
+"""
+
+import os
+from collections.abc import Iterator
+
+from virtual import Host
+
+PORT = 29500
+
+# What a launcher would set; ours must not be those of whoever started this.
+FOREIGN = ("PMI_RANK", "PMI_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def places(
+    hosts: list[Host], layout: list[int], port: int = PORT, **more: str
+) -> Iterator[tuple[Host, dict[str, str]]]:
+    """The host and the environment of every rank; the store is with the first."""
+    kept = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    common = {
+        "WORLD_SIZE": str(sum(layout)),
+        "MASTER_ADDR": hosts[0].address,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",  # else Gloo takes what the host's name resolves to
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of addresses that no name server knows
+    }
+    rank = 0
+    for host, count in zip(hosts, layout, strict=True):
+        for local_rank in range(count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+            yield host, {**kept, **common, **own, **more}
+            rank += 1

@@ -1,0 +1,213 @@
+"""Groups over several hosts: results, failures and progress, through torch."""
+
+import re
+import time
+
+import pytest
+from host_ranks import run_ranks, started_ranks
+from virtual import virtual_hosts
+
+LAYOUTS = (
+    [2, 2],
+    pytest.param([1, 1, 1, 1], marks=pytest.mark.slow),
+    pytest.param([3, 1], marks=pytest.mark.slow),
+)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with virtual_hosts(4) as hosts:
+        yield hosts
+
+
+# ---- results
+
+COLLECTIVES = """
+def data(of, count, dtype=torch.float32):
+    return ((torch.arange(count) * (of + 2) + of) % 17).to(dtype)
+
+def same(what, result, expected):
+    assert torch.equal(result, expected), f"{what}: {result} is not {expected}"
+
+def check(members, group, count, dtype):
+    place, n = members.index(rank), len(members)
+    inputs = [data(of, count, dtype) for of in members]
+    mine = inputs[place]
+
+    for op, expected in (
+        (dist.ReduceOp.SUM, torch.stack(inputs).sum(0).to(dtype)),
+        (dist.ReduceOp.MAX, torch.stack(inputs).amax(0)),
+    ):
+        x = mine.clone()
+        dist.all_reduce(x, op, group=group)
+        same(f"all_reduce {op}", x, expected)
+
+    sums = torch.stack(inputs).sum(0).to(dtype)
+    for root in members:
+        x = mine.clone()
+        dist.broadcast(x, root, group=group)
+        same(f"broadcast from {root}", x, data(root, count, dtype))
+        x = mine.clone()
+        dist.reduce(x, root, group=group)
+        if rank == root:
+            same(f"reduce to {root}", x, sums)
+        parts = [torch.empty_like(mine) for _ in members] if rank == root else None
+        dist.gather(mine, parts, root, group=group)
+        if rank == root:
+            same(f"gather to {root}", torch.stack(parts), torch.stack(inputs))
+        x = torch.empty_like(mine)
+        dist.scatter(x, inputs if rank == root else None, root, group=group)
+        same(f"scatter from {root}", x, mine)
+
+    x = torch.empty(n * count, dtype=dtype)
+    dist.all_gather_into_tensor(x, mine, group=group)
+    same("all_gather", x, torch.cat(inputs))
+
+    whole = [data(of, n * count, dtype) for of in members]
+    x = torch.empty(count, dtype=dtype)
+    dist.reduce_scatter_tensor(x, whole[place].clone(), group=group)
+    same("reduce_scatter", x, torch.stack(whole).sum(0).to(dtype).chunk(n)[place])
+
+    x = torch.empty(n * count, dtype=dtype)
+    dist.all_to_all_single(x, whole[place], group=group)
+    same("all_to_all", x, torch.cat([other.chunk(n)[place] for other in whole]))
+
+    ahead, behind = members[(place + 1) % n], members[(place - 1) % n]
+    x = torch.empty_like(mine)
+    sent = dist.isend(mine, ahead, group=group)
+    dist.recv(x, behind, group=group)
+    sent.wait()
+    same("ring", x, data(behind, count, dtype))
+
+    objects = [None] * n
+    dist.all_gather_object(objects, {"rank": rank}, group=group)
+    assert objects == [{"rank": of} for of in members], objects
+    dist.barrier(group=group)
+
+everyone = list(range(size))
+choices = [everyone[::2], everyone[1::2], [0, size - 1]]
+sub_groups = [(members, dist.new_group(members)) for members in choices]
+for count in (1, 5, 1000, 300007):
+    for dtype in (torch.float32, torch.int64):
+        check(everyone, None, count, dtype)
+for members, group in sub_groups:
+    if rank in members:
+        check(members, group, 1000, torch.float32)
+dist.barrier()
+dist.destroy_process_group()
+say(done=True)
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_collectives(hosts, layout):
+    said = run_ranks(hosts[: len(layout)], layout, COLLECTIVES)
+    assert said == [[{"done": True}]] * 4
+
+
+# ---- failures
+
+LOOP = """
+sums = 0
+try:
+    while True:
+        x = torch.ones(1000)
+        dist.all_reduce(x)
+        assert x[0] == size
+        sums += 1
+        if sums == 5:
+            say(ready=True)
+            if rank == int(os.environ.get("SLEEPER", -1)):
+                time.sleep(1000)
+except RuntimeError as error:
+    say(at=time.monotonic(), message=str(error))
+"""
+
+
+def test_a_killed_rank(hosts):
+    """In a collective that it has not joined; every survivor hears of it, on every host."""
+    with started_ranks(hosts[:2], [2, 2], LOOP, SLEEPER="3") as ranks:
+        for rank in ranks:
+            rank.hear()
+        victim = ranks[3]
+        time.sleep(0.5)  # the others wait for it
+        killed = time.monotonic()
+        victim.process.kill()
+        heard = [rank.hear(2, bound_s=20) for rank in ranks[:3]]
+    for what in heard:
+        assert what["at"] - killed < 10, what  # 1 s on a machine that has nothing else to do
+        for part in ("rank 3", "h2", f"pid {victim.process.pid}"):
+            assert part in what["message"], f"{part} is not in {what}"
+    operations = {re.search(r"allreduce #\d+", what["message"])[0] for what in heard}
+    assert len(operations) == 1, operations
+
+
+LOOP_AND_AFTER = (
+    LOOP
+    + """
+while not os.path.exists(os.environ["JOINED"]):
+    time.sleep(0.01)
+try:
+    dist.all_reduce(torch.ones(1))
+    say(again="worked")
+except RuntimeError as error:
+    say(again=str(error))
+group = dist.new_group()
+x = torch.ones(1)
+dist.all_reduce(x, group=group)
+say(sum=x.item())
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_cut_cable(tmp_path):
+    """Both sides hear of it. Joined again, it brings back no dead group; a new one works."""
+    environment = {"CCL_LIVENESS_TIMEOUT": "2", "JOINED": str(tmp_path / "joined")}
+    with (
+        virtual_hosts(2) as hosts,
+        started_ranks(hosts, [2, 2], LOOP_AND_AFTER, **environment) as ranks,
+    ):
+        for rank in ranks:
+            rank.hear()
+        cut = time.monotonic()
+        hosts[1].cut()
+        for rank in ranks:
+            what = rank.hear(2, bound_s=20)
+            assert what["at"] - cut < 10, what  # the timeout, and time to hear of it
+            other = hosts[0] if rank.host is hosts[1] else hosts[1]
+            assert other.name in what["message"], what
+        hosts[1].join()
+        (tmp_path / "joined").touch()
+        for rank in ranks:
+            assert rank.hear(3)["again"] != "worked"
+            assert rank.hear(4)["sum"] == 4
+
+
+# ---- progress
+
+SEND_AND_COMPUTE = """
+count = 1 << 18
+for turn in range(3):
+    dist.barrier()
+    x = torch.full((count,), float(turn)) if rank == 0 else torch.empty(count)
+    if rank == 0:
+        begun = time.monotonic()
+        sent = dist.isend(x, 1)
+        while time.monotonic() < begun + 1:
+            torch.ones(64, 64) @ torch.ones(64, 64)
+        sent.wait()
+        say(begun=begun)
+    else:
+        dist.recv(x, 0)
+        ended = time.monotonic()
+        assert (x == turn).all()
+        say(ended=ended)
+dist.destroy_process_group()
+"""
+
+
+def test_a_message_arrives_while_its_sender_computes(hosts):
+    sender, receiver = run_ranks(hosts[:2], [1, 1], SEND_AND_COMPUTE)
+    times = [b["ended"] - a["begun"] for a, b in zip(sender, receiver, strict=True)]
+    assert min(times) < 0.2, times  # milliseconds, were the cores free

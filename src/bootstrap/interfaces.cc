@@ -1,0 +1,200 @@
+#include "bootstrap/interfaces.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/fd.h"
+#include "base/format.h"
+#include "base/system_error.h"
+#include "bootstrap/tcp_socket.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+/// CCL_SOCKET_IFNAME, parsed.
+struct Wanted {
+  std::vector<std::string> taken;  // prefixes, the most wanted first; empty: any
+  std::vector<std::string> left_out;
+
+  explicit Wanted(std::string_view text) {
+    bool leave_out = false;
+    while (!text.empty()) {
+      const std::size_t comma = std::min(text.find(','), text.size());
+      std::string_view name = text.substr(0, comma);
+      text.remove_prefix(std::min(comma + 1, text.size()));
+      while (name.starts_with(' ')) name.remove_prefix(1);
+      while (name.ends_with(' ')) name.remove_suffix(1);
+      if (name.starts_with('^')) {
+        leave_out = true;
+        name.remove_prefix(1);
+      }
+      if (!name.empty()) (leave_out ? left_out : taken).emplace_back(name);
+    }
+  }
+
+  [[nodiscard]] bool allows(const Interface& interface) const {
+    return std::ranges::none_of(
+        left_out, [&](const std::string& prefix) { return interface.name.starts_with(prefix); });
+  }
+};
+
+enum class Reach : unsigned char { global, this_link, this_host, nowhere };
+
+/// How far an address is of use.
+Reach reach_of(const std::string& address) {
+  in_addr v4{};
+  if (::inet_pton(AF_INET, address.c_str(), &v4) == 1) {
+    const std::uint32_t number = ntohl(v4.s_addr);
+    if (number >> 24 == 127) return Reach::this_host;
+    return number >> 16 == 0xA9FE ? Reach::this_link : Reach::global;  // 169.254.0.0/16
+  }
+  in6_addr v6{};
+  const std::string without_scope = address.substr(0, address.find('%'));
+  if (::inet_pton(AF_INET6, without_scope.c_str(), &v6) != 1) return Reach::nowhere;
+  if (IN6_IS_ADDR_LOOPBACK(&v6)) return Reach::this_host;
+  // It says nothing without the number of an interface, which differs from host to host.
+  return IN6_IS_ADDR_LINKLOCAL(&v6) ? Reach::nowhere : Reach::global;
+}
+
+bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
+
+bool usable(const Interface& interface) {
+  return interface.up && interface.running && reach_of(interface.address) != Reach::nowhere;
+}
+
+/// Smaller is better.
+int drawback(const Interface& interface) {
+  const bool local = interface.loopback || reach_of(interface.address) == Reach::this_host;
+  const bool link = reach_of(interface.address) == Reach::this_link;
+  return 4 * int{local} + 2 * int{link} + int{is_ipv6(interface.address)};
+}
+
+std::optional<std::string> best_with_prefix(std::span<const Interface> interfaces,
+                                            const Wanted& wanted, const std::string& prefix) {
+  const Interface* best = nullptr;
+  for (const Interface& one : interfaces) {
+    if (!one.name.starts_with(prefix) || !usable(one) || !wanted.allows(one)) continue;
+    if (best == nullptr || drawback(one) < drawback(*best)) best = &one;
+  }
+  return best == nullptr ? std::nullopt : std::optional(best->address);
+}
+
+bool fits(std::span<const Interface> interfaces, const Wanted& wanted, const std::string& address) {
+  return std::ranges::any_of(interfaces, [&](const Interface& one) {
+    return one.address == address && usable(one) && !one.loopback && wanted.allows(one) &&
+           reach_of(address) == Reach::global;
+  });
+}
+
+std::string list_of(std::span<const Interface> interfaces) {
+  std::string text;
+  for (const Interface& one : interfaces) {
+    const char* state = !one.up ? " (down)" : !one.running ? " (no carrier)" : "";
+    text += formatted("{}{} {}{}", text.empty() ? "" : ", ", one.name,
+                      one.address.empty() ? "without address" : one.address, state);
+  }
+  return text.empty() ? "none" : text;
+}
+
+/// Where packets to there come from. A UDP socket sends nothing when it is connected.
+std::optional<std::string> source_towards(const SocketAddress& there) {
+  const Fd fd(::socket(there.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), there.get(), there.length()) != 0) return std::nullopt;
+  return SocketAddress::local_end_of(fd.get()).host();
+}
+
+constexpr std::uint16_t kAnyPort = 9;  // a UDP socket can be connected to any but 0
+
+/// To a name that stands for several addresses there may be several ways; loopback is none.
+std::optional<std::string> source_towards(const std::string& host) {
+  if (host.empty()) return std::nullopt;
+  for (const SocketAddress& there : SocketAddress::resolve(host, kAnyPort)) {
+    auto source = source_towards(there);
+    if (source && reach_of(*source) < Reach::this_host) return source;
+  }
+  return std::nullopt;
+}
+
+/// Best first.
+std::vector<std::string> preferred_sources(const std::optional<std::string>& towards_store) {
+  std::vector<std::string> sources;
+  if (towards_store) sources.push_back(*towards_store);
+  // Addresses reserved for documentation: no route but the default one leads there.
+  for (const char* elsewhere : {"198.51.100.1", "2001:db8::1"})
+    if (auto source = source_towards(SocketAddress::parse(elsewhere, kAnyPort)))
+      sources.push_back(std::move(*source));
+  return sources;
+}
+
+Interface without_address(const ifaddrs& entry) {
+  return {.name = entry.ifa_name,
+          .address = {},
+          .up = (entry.ifa_flags & IFF_UP) != 0,
+          .running = (entry.ifa_flags & IFF_RUNNING) != 0,
+          .loopback = (entry.ifa_flags & IFF_LOOPBACK) != 0};
+}
+
+bool has_address(const ifaddrs& entry) {
+  if (entry.ifa_addr == nullptr) return false;
+  return entry.ifa_addr->sa_family == AF_INET || entry.ifa_addr->sa_family == AF_INET6;
+}
+
+std::string address_of(const ifaddrs& entry) {
+  const bool v4 = entry.ifa_addr->sa_family == AF_INET;
+  return SocketAddress(entry.ifa_addr, v4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)).host();
+}
+
+}  // namespace
+
+std::vector<Interface> interfaces_of_this_host() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) throw_system_error("getifaddrs");
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(first, &::freeifaddrs);
+  std::vector<Interface> found;
+  std::vector<Interface> bare;
+  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+    Interface one = without_address(*entry);
+    if (!has_address(*entry)) {
+      bare.push_back(std::move(one));
+      continue;
+    }
+    one.address = address_of(*entry);
+    found.push_back(std::move(one));
+  }
+  for (Interface& one : bare)
+    if (std::ranges::find(found, one.name, &Interface::name) == found.end())
+      found.push_back(std::move(one));
+  return found;
+}
+
+std::string choose_address(std::span<const Interface> interfaces, const std::string& wanted,
+                           std::span<const std::string> preferred) {
+  const Wanted names(wanted);
+  if (names.taken.empty()) {
+    for (const std::string& address : preferred)
+      if (fits(interfaces, names, address)) return address;
+    if (const auto best = best_with_prefix(interfaces, names, "")) return *best;
+  }
+  for (const std::string& prefix : names.taken)
+    if (const auto best = best_with_prefix(interfaces, names, prefix)) return *best;
+  throw Error(Errc::invalid_argument,
+              formatted("CCL_SOCKET_IFNAME=\"{}\": no interface fits that is up and has an "
+                        "address; there are: {}",
+                        wanted, list_of(interfaces)));
+}
+
+std::string own_address(const std::string& towards, const std::string& wanted) {
+  const auto towards_store = source_towards(towards);
+  if (wanted.empty() && towards_store) return *towards_store;
+  return choose_address(interfaces_of_this_host(), wanted, preferred_sources(towards_store));
+}
+
+}  // namespace tccl

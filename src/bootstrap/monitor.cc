@@ -3,8 +3,10 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
+#include "base/clock.h"
 #include "base/format.h"
 #include "base/system_error.h"
+#include "tccl/error.h"
 
 namespace tccl {
 namespace {
@@ -18,10 +20,10 @@ void init_robust_mutex(pthread_mutex_t& mutex) {
   pthread_mutexattr_destroy(&attributes);
 }
 
-constexpr std::uint64_t kWakeUp = 0;  // stop() woke us; peers have other numbers
+constexpr std::uint64_t kWakeUp = 0;  // stop() woke us; processes and services have other numbers
 
-void add_to_epoll(const Fd& epoll, int fd, std::uint64_t number) {
-  epoll_event event{.events = EPOLLIN, .data = {.u64 = number}};
+void add_to_epoll(const Fd& epoll, int fd, std::uint32_t events, std::uint64_t number) {
+  epoll_event event{.events = events, .data = {.u64 = number}};
   if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw_system_error("epoll_ctl");
 }
 
@@ -35,7 +37,7 @@ Monitor::Monitor(LifeSign& life, std::function<void()> on_tick)
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!epoll_ || !wake_) throw_system_error("epoll_create1/eventfd");
-  add_to_epoll(epoll_, wake_.get(), kWakeUp);
+  add_to_epoll(epoll_, wake_.get(), EPOLLIN, kWakeUp);
   init_robust_mutex(life_.alive);
   std::promise<void> holding;
   auto held = holding.get_future();
@@ -47,8 +49,8 @@ Monitor::Monitor(LifeSign& life, std::function<void()> on_tick)
 void Monitor::watch(const std::shared_ptr<Peer>& peer, Fd pidfd) {
   if (!pidfd) return;  // then the mutex word is the only witness
   const std::lock_guard lock(mutex_);
-  const std::uint64_t number = next_number_++;
-  add_to_epoll(epoll_, pidfd.get(), number);
+  const std::uint64_t number = next_number_.fetch_add(1, std::memory_order_relaxed);
+  add_to_epoll(epoll_, pidfd.get(), EPOLLIN, number);
   watched_[number] = {peer, std::move(pidfd)};
 }
 
@@ -68,11 +70,64 @@ void Monitor::forget_dropped_peers() {
   for (const std::uint64_t number : dropped) end_watch(number);
 }
 
+std::uint64_t Monitor::serve(int fd, std::uint32_t events,
+                             std::function<void(std::uint32_t)> on_event) {
+  const std::uint64_t number = next_number_.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard lock(services_mutex_);
+  services_[number] = std::make_shared<Service>(Service{fd, std::move(on_event)});
+  try {
+    add_to_epoll(epoll_, fd, events, number);
+  } catch (const Error&) {
+    services_.erase(number);
+    throw;
+  }
+  return number;
+}
+
+void Monitor::change_service(std::uint64_t number, std::uint32_t events) noexcept {
+  const std::lock_guard lock(services_mutex_);
+  const auto found = services_.find(number);
+  if (found == services_.end()) return;
+  epoll_event event{.events = events, .data = {.u64 = number}};
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, found->second->fd, &event);
+}
+
+void Monitor::end_service(std::uint64_t number) noexcept {
+  if (number == 0) return;  // never begun
+  std::unique_lock lock(services_mutex_);
+  if (const auto found = services_.find(number); found != services_.end()) {
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second->fd, nullptr);
+    services_.erase(found);
+  }
+  if (!is_this_thread()) callback_ended_.wait(lock, [&] { return running_ != number; });
+}
+
+/// False if there is no such service.
+bool Monitor::run_service(std::uint64_t number, std::uint32_t events) {
+  std::shared_ptr<Service> service;  // survives its end, which its own callback may bring about
+  {
+    const std::lock_guard lock(services_mutex_);
+    const auto found = services_.find(number);
+    if (found == services_.end()) return false;
+    service = found->second;
+    running_ = number;
+  }
+  service->on_event(events);
+  const std::lock_guard lock(services_mutex_);
+  running_ = 0;
+  callback_ended_.notify_all();
+  return true;
+}
+
 void Monitor::main(std::promise<void> holding) {
   pthread_mutex_lock(&life_.alive);
+  thread_id_ = std::this_thread::get_id();
   holding.set_value();
+  Deadline next_beat = Clock::now() + kHeartbeatPeriod;
   while (!stopping_.load(std::memory_order_acquire)) {  // pairs with stop()
-    handle_events(static_cast<int>(kHeartbeatPeriod.count()));
+    const bool death = handle_events(poll_timeout(next_beat));
+    if (!death && Clock::now() < next_beat) continue;
+    next_beat = Clock::now() + kHeartbeatPeriod;
     life_.heartbeat.fetch_add(1, std::memory_order_relaxed);
     forget_dropped_peers();
     on_tick_();
@@ -80,17 +135,25 @@ void Monitor::main(std::promise<void> holding) {
   pthread_mutex_unlock(&life_.alive);
 }
 
-void Monitor::handle_events(int timeout_ms) {
+/// True if a process has ended.
+bool Monitor::handle_events(int timeout_ms) {
   epoll_event events[16];
   const int count = ::epoll_wait(epoll_.get(), events, 16, timeout_ms);
-  const std::lock_guard lock(mutex_);
+  bool death = false;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t number = events[i].data.u64;
-    if (number == kWakeUp) continue;
-    if (const auto found = watched_.find(number); found != watched_.end())
-      if (const auto peer = found->second.peer.lock()) peer->mark_reaped();
-    end_watch(number);
+    if (number == kWakeUp || run_service(number, events[i].events)) continue;
+    note_death(number);
+    death = true;
   }
+  return death;
+}
+
+void Monitor::note_death(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = watched_.find(number); found != watched_.end())
+    if (const auto peer = found->second.peer.lock()) peer->mark_reaped();
+  end_watch(number);
 }
 
 void Monitor::stop() noexcept {

@@ -1,7 +1,9 @@
-// The thread that keeps this process's sign of life and watches for the end of others.
+// The thread that keeps this process's sign of life, watches for the end of others and serves the
+// descriptors of parts that must answer while nobody calls them (see control.h).
 // It never waits for a peer and never takes a lock that is held while waiting for one.
 #pragma once
 
+#include <condition_variable>
 #include <functional>
 #include <future>
 #include <map>
@@ -23,12 +25,27 @@ class Monitor {
 
   /// Watches a process until its end, or until nobody else holds the peer any more.
   void watch(const std::shared_ptr<Peer>& peer, Fd pidfd);
+
+  /// Calls `on_event` on the monitor thread whenever the descriptor has one of these epoll events.
+  /// It must neither block nor throw. Gives the number by which the service can be changed.
+  std::uint64_t serve(int fd, std::uint32_t events, std::function<void(std::uint32_t)> on_event);
+  void change_service(std::uint64_t number, std::uint32_t events) noexcept;
+  /// To be called before the descriptor is closed. Afterwards `on_event` does not run any more: a
+  /// call that is under way is waited for (unless it is itself the caller), so hold no lock that it
+  /// takes.
+  void end_service(std::uint64_t number) noexcept;
+  [[nodiscard]] bool is_this_thread() const noexcept {
+    return std::this_thread::get_id() == thread_id_;
+  }
+
   /// Says goodbye, lets the mutex go and joins the thread. Idempotent.
   void stop() noexcept;
 
  private:
   void main(std::promise<void> holding);
-  void handle_events(int timeout_ms);
+  bool handle_events(int timeout_ms);
+  bool run_service(std::uint64_t number, std::uint32_t events);
+  void note_death(std::uint64_t number);
   void forget_dropped_peers();
   void end_watch(std::uint64_t number);
   void drop_in_child() noexcept;
@@ -41,10 +58,20 @@ class Monitor {
     std::weak_ptr<Peer> peer;
     Fd pidfd;
   };
-  std::mutex mutex_;  // guards the next two
+  std::mutex mutex_;  // guards the next
   std::map<std::uint64_t, Watched> watched_;
-  std::uint64_t next_number_ = 1;
+  struct Service {
+    int fd;
+    std::function<void(std::uint32_t)> on_event;
+  };
+  // Guards the next two. Not held across fork(), so it may be taken under a lock that is.
+  std::mutex services_mutex_;
+  std::map<std::uint64_t, std::shared_ptr<Service>> services_;
+  std::uint64_t running_ = 0;  // the service whose callback runs now
+  std::condition_variable callback_ended_;
+  std::atomic<std::uint64_t> next_number_{1};  // of watched processes and services
   std::atomic<bool> stopping_{false};
+  std::thread::id thread_id_;  // written before the constructor ends; thread_ changes in stop()
   std::thread thread_;
   ForkHook fork_hook_{mutex_, [this] { drop_in_child(); }};
 };

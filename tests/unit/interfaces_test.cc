@@ -1,0 +1,135 @@
+// Which address of a host is given to other hosts.
+#include <gtest/gtest.h>
+
+#include "bootstrap/interfaces.h"
+#include "bootstrap/tcp_socket.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+Interface good(const char* name, const char* address) {
+  return {.name = name, .address = address, .up = true, .running = true, .loopback = false};
+}
+Interface down(Interface interface) {
+  interface.up = interface.running = false;
+  return interface;
+}
+Interface unplugged(Interface interface) {
+  interface.running = false;
+  return interface;
+}
+Interface loopback(const char* address) {
+  Interface interface = good("lo", address);
+  interface.loopback = true;
+  return interface;
+}
+
+/// A machine with a bit of everything, in the order in which getifaddrs() lists it.
+const std::vector<Interface> kMachine{loopback("127.0.0.1"),
+                                      down(good("eth0", "10.0.0.1")),
+                                      unplugged(good("eth1", "10.0.1.1")),
+                                      good("docker0", "172.17.0.1"),
+                                      good("eth2", "10.0.2.1"),
+                                      good("eth3", "10.0.3.1"),
+                                      good("ib0", "192.168.0.1"),
+                                      loopback("::1"),
+                                      good("eth2", "fe80::2%eth2"),
+                                      good("eth2", "fd00::2"),
+                                      good("wg0", "fd00::9"),
+                                      down(good("spare", ""))};
+
+struct Case {
+  const char* what;
+  std::vector<Interface> interfaces;
+  const char* wanted;
+  std::vector<std::string> preferred;
+  const char* chosen;  // nullptr: refused
+};
+
+const std::vector<Case> kCases{
+    {"the first that works", kMachine, "", {}, "172.17.0.1"},
+    {"the one with the default route", kMachine, "", {"10.0.2.1"}, "10.0.2.1"},
+    {"the better of two", kMachine, "", {"10.0.3.1", "10.0.2.1"}, "10.0.3.1"},
+    {"a way that is down is none", kMachine, "", {"10.0.0.1", "10.0.3.1"}, "10.0.3.1"},
+    {"loopback is no way", kMachine, "", {"127.0.0.1"}, "172.17.0.1"},
+    {"a prefix", kMachine, "eth", {}, "10.0.2.1"},
+    {"a prefix beats the default route", kMachine, "ib", {"10.0.2.1"}, "192.168.0.1"},
+    {"prefixes in the order written", kMachine, "ib,eth", {}, "192.168.0.1"},
+    {"the next prefix if the first has none", kMachine, "mlx,eth", {}, "10.0.2.1"},
+    {"a whole name", kMachine, "eth3", {}, "10.0.3.1"},
+    {"spaces do not matter", kMachine, " mlx , eth3 ", {}, "10.0.3.1"},
+    {"all but some", kMachine, "^lo,docker", {}, "10.0.2.1"},
+    {"all but some, default route", kMachine, "^lo,docker", {"10.0.3.1"}, "10.0.3.1"},
+    {"all but the default route", kMachine, "^eth,docker", {"10.0.2.1"}, "192.168.0.1"},
+    {"^ alone leaves loopback last", kMachine, "^docker", {}, "10.0.2.1"},
+    {"some, but not all of them", kMachine, "eth,^eth2,docker", {}, "10.0.3.1"},
+    {"a ^ holds for what comes behind", kMachine, "^docker,eth", {}, "192.168.0.1"},
+    {"only IPv6", kMachine, "wg", {}, "fd00::9"},
+    {"loopback if asked for", kMachine, "lo", {}, "127.0.0.1"},
+    {"named but down", kMachine, "eth0", {}, nullptr},
+    {"named but unplugged", kMachine, "eth1", {}, nullptr},
+    {"named but without address", kMachine, "spare", {}, nullptr},
+    {"no such name", kMachine, "mlx", {}, nullptr},
+    {"nothing is left", kMachine, "^lo,docker,eth,ib,wg", {}, nullptr},
+    {"only loopback", {loopback("127.0.0.1"), down(good("eth0", "10.0.0.1"))}, "", {}, "127.0.0.1"},
+    {"IPv6 if there is no IPv4", {loopback("127.0.0.1"), good("a", "fd00::1")}, "", {}, "fd00::1"},
+    {"no IPv6 of one link", {loopback("::1"), good("a", "fe80::1%a")}, "", {}, "::1"},
+    {"IPv4 of one link is better than none", {good("a", "169.254.3.4")}, "", {}, "169.254.3.4"},
+    {"but others come before", {good("a", "169.254.3.4"), good("b", "fd00::1")}, "", {}, "fd00::1"},
+    {"no interface at all", {}, "", {}, nullptr},
+};
+
+TEST(Interfaces, TheChoice) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.what);
+    if (c.chosen != nullptr) {
+      EXPECT_EQ(choose_address(c.interfaces, c.wanted, c.preferred), c.chosen);
+    } else {
+      EXPECT_THROW(choose_address(c.interfaces, c.wanted, c.preferred), Error);
+    }
+  }
+}
+
+TEST(Interfaces, ARefusalListsWhatThereIs) {
+  try {
+    choose_address(kMachine, "mlx", {});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::invalid_argument);
+    const std::string text = error.what();
+    for (const char* part :
+         {"CCL_SOCKET_IFNAME=\"mlx\"", "eth0 10.0.0.1 (down)", "eth1 10.0.1.1 (no carrier)",
+          "ib0 192.168.0.1,", "fd00::9", "spare without address"})
+      EXPECT_NE(text.find(part), std::string::npos) << part << " is not in " << text;
+  }
+}
+
+bool is_an_address_of_this_host(const std::string& address) {
+  for (const Interface& interface : interfaces_of_this_host())
+    if (interface.address == address) return true;
+  return false;
+}
+
+TEST(Interfaces, ThisHostHasAnAddress) {
+  for (const char* towards : {"", "localhost", "127.0.0.1", "::1", "no-such-host.invalid"}) {
+    SCOPED_TRACE(towards);
+    EXPECT_TRUE(is_an_address_of_this_host(own_address(towards, "")));
+  }
+  EXPECT_EQ(own_address("localhost", "lo"), "127.0.0.1");
+}
+
+/// The way to this host's own address, as rank 0 takes it, starts there.
+TEST(Interfaces, TowardsItselfByItsAddress) {
+  const std::string own = own_address("", "");
+  EXPECT_EQ(own_address(own, ""), own);
+}
+
+TEST(SocketAddress, NumbersAndText) {
+  EXPECT_EQ(SocketAddress::parse("10.0.0.1", 80).text(), "10.0.0.1:80");
+  EXPECT_EQ(SocketAddress::parse("fd00::2", 4711).text(), "[fd00::2]:4711");
+  EXPECT_THROW(SocketAddress::parse("localhost", 1), Error);
+}
+
+}  // namespace
+}  // namespace tccl

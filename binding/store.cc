@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "tccl/error.h"
@@ -18,6 +20,15 @@ std::string C10dStore::get(const std::string& key, std::chrono::milliseconds tim
   wait_for(key, timeout);
   const std::vector<uint8_t> value = store_->get(key);
   return {value.begin(), value.end()};
+}
+
+// Prefixes hide the store that does the work; a store that is no server (files) has no host.
+std::string C10dStore::host() const {
+  c10::intrusive_ptr<c10d::Store> store = store_;
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    store = prefixed->getUnderlyingStore();
+  if (auto* served = dynamic_cast<c10d::TCPStore*>(store.get())) return served->getHost();
+  return {};
 }
 
 // Asks again and again, because wait() of torch's stores cannot be interrupted, locks out the other

@@ -19,6 +19,7 @@ class C10dStore final : public tccl::Store {
   void set(const std::string& key, std::string_view value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
   void remove(const std::string& key) override { store_->deleteKey(key); }
+  [[nodiscard]] std::string host() const override;
 
  private:
   void wait_for(const std::string& key, std::chrono::milliseconds timeout);

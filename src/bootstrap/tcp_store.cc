@@ -230,6 +230,8 @@ class TcpStore final : public Store {
     static_cast<void>(ask(Kind::remove, key, "", deadline_after(kRemoveTime)));
   }
 
+  [[nodiscard]] std::string host() const override { return host_; }
+
  private:
   static constexpr std::chrono::milliseconds kAnswerTime{30'000};
   static constexpr std::chrono::milliseconds kRemoveTime{2'000};

@@ -112,7 +112,8 @@ std::shared_ptr<RemotePeer> Control::acquaint(const RemotePeer::Identity& who,
 std::shared_ptr<RemotePeer> Control::find_or_make(const RemotePeer::Identity& who) {
   std::weak_ptr<RemotePeer>& known = peers_[who.id];
   auto peer = known.lock();
-  if (!peer) known = peer = std::make_shared<RemotePeer>(who);
+  // One that ended stays so for those who knew it; but a cable may have been joined again.
+  if (!peer || peer->ended_) known = peer = std::make_shared<RemotePeer>(who);
   return peer;
 }
 

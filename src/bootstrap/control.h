@@ -65,8 +65,9 @@ class Control {
   void admit(const std::string& secret);
   void dismiss(const std::string& secret);
 
-  /// The same object for the same id as long as somebody holds it or it is connected. The secret is
-  /// for later connections to it. Throws Error{invalid_argument} if its address is none.
+  /// The same object for the same id as long as it has not ended and somebody holds it or it is
+  /// connected. The secret is for later connections to it. Throws Error{invalid_argument} if its
+  /// address is none.
   std::shared_ptr<RemotePeer> acquaint(const RemotePeer::Identity& who, const std::string& secret);
   /// Begins to connect, if there is no connection yet.
   void connect(const std::shared_ptr<RemotePeer>& peer) noexcept;

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/format.h"
+#include "bootstrap/meeting.h"
 
 namespace tccl {
 namespace {
@@ -81,8 +82,8 @@ std::string Members::unreachable_hosts() const {
   for (const auto& other : remotes_)
     if (other->peer && other->peer->end() == RemotePeer::End::unreachable)
       hosts.insert(other->peer->identity().host);
-  std::string text;
-  for (const std::string& host : hosts) text += (text.empty() ? "" : ", ") + host;
+  std::string text = hosts.size() == 1 ? "" : "s";
+  for (const std::string& host : hosts) text += (host == *hosts.begin() ? " " : ", ") + host;
   return text;
 }
 

@@ -48,8 +48,10 @@ class Exchange {
     call_.reduce_here(board_, own->data(), ranks, piece.count);
     wire_.send(own, piece.count, others_);
     add_up(*own, letters, piece);
-    publish(board_, call_, board_.open_step(), call_.out() + piece.begin, piece.count,
-            Board::kEveryone, /*lendable=*/false);
+    const Board::Slot slot = board_.open_step();
+    if (board_.size() > 1)
+      publish(board_, call_, slot, call_.out() + piece.begin, piece.count, Board::kEveryone,
+              /*lendable=*/false);
     board_.post();
   }
 

@@ -198,7 +198,7 @@ void CommunicatorImpl::connect_hosts(const Parts& parts) {
   wire_ = std::make_unique<ofi::OfiWire>(
       network, *members_,
       ofi::OfiWire::Options{parts.addresses, parts.group_number, context_->settings().wire_format,
-                            name_of_algorithm, context_->poll_interrupt(), context_->patience()});
+                            name_of_algorithm, context_->poll_interrupt()});
   board_->set_meanwhile([&network] { network.progress(); });
 }
 

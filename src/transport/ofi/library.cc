@@ -1,6 +1,7 @@
 #include "transport/ofi/library.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 
 #include "base/format.h"
 #include "tccl/error.h"
@@ -15,7 +16,14 @@ void find(void* handle, const char* name, Function*& function) {
     throw Error(Errc::system, formatted("libfabric.so.1 has no {}: it is too old", name));
 }
 
+/// Messages of this length, with its header, are sent at once instead of being announced first:
+/// ours are never longer, and whoever gets them has asked for them or will soon. On a network of
+/// 1 Gbit/s with 16 ms of data queued in it, the announcements alone cost a fifth of the time.
+constexpr const char* kEagerLimit = "263000";
+
 Library load() {
+  // libfabric has no other way to be told, and reads the environment only once, soon after this.
+  ::setenv("FI_OFI_RXM_EAGER_LIMIT", kEagerLimit, /*overwrite=*/0);
   void* handle = ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr)
     throw Error(Errc::system,

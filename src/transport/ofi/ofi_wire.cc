@@ -14,6 +14,9 @@ static_assert(sizeof(OpRecord) == Parcel::kHeaderBytes, "each message says what 
 
 /// The end of a process is told by another connection than that of its data, which may still come.
 constexpr auto kLastWords = std::chrono::milliseconds(50);
+/// Each look is a system call, so there is no use in spinning between them. Whoever sleeps comes
+/// back tens of microseconds late.
+constexpr Patience kWirePatience{std::chrono::microseconds(0), std::chrono::microseconds(500)};
 /// No sign of life for so long on a connection that the network keeps up.
 constexpr auto kRemoteStalledAfter = std::chrono::seconds(2);
 
@@ -27,7 +30,6 @@ OfiWire::OfiWire(Network& network, Members& members, Options options)
       format_(options.format),
       algorithm_name_(options.algorithm_name),
       poll_interrupt_(std::move(options.poll_interrupt)),
-      patience_(options.patience),
       counts_(addresses_.size()) {}
 
 void OfiWire::begin(const OpRecord& record, std::optional<Deadline> deadline,
@@ -152,7 +154,7 @@ void OfiWire::wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bo
     network_.progress();
     return ready();
   };
-  if (wait_briefly(look, patience_)) return;
+  if (wait_briefly(look, kWirePatience)) return;
   if (!deadline_) deadline_ = deadline_after(timeout_);
   std::optional<Clock::time_point> lost_since;
   while (!look()) {

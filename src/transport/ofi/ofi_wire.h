@@ -39,7 +39,6 @@ class OfiWire final : public Wire {
     WireFormat format = WireFormat::same;
     AlgorithmName algorithm_name = nullptr;
     std::function<void()> poll_interrupt;
-    Patience patience;
   };
   OfiWire(Network& network, Members& members, Options options);
 
@@ -90,7 +89,6 @@ class OfiWire final : public Wire {
   WireFormat format_;
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
-  Patience patience_;
   std::vector<Counts> counts_;
   std::deque<std::shared_ptr<Parcel>> outgoing_;
   OpRecord record_;

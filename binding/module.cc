@@ -47,6 +47,13 @@ c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& s
                                               c10::make_intrusive<Options>(timeout), "world");
 }
 
+tccl::WireFormat wire_format_named(const std::string& name) {
+  if (name == "same") return tccl::WireFormat::same;
+  if (name == "bf16") return tccl::WireFormat::bfloat16;
+  if (name == "int8") return tccl::WireFormat::int8;
+  throw py::value_error("wire_dtype must be same, bf16 or int8, not " + name);
+}
+
 // What `torch-ccl info` prints.
 py::dict info() {
   const tccl::Info info = tccl::info();
@@ -56,7 +63,8 @@ py::dict info() {
         py::dict(py::arg("operation") = tccl::name_of(row.op), py::arg("algorithm") = row.algorithm,
                  py::arg("doc") = row.doc, py::arg("from_bytes") = row.from_bytes,
                  py::arg("to_bytes") = row.to_bytes, py::arg("from_ranks") = row.from_ranks,
-                 py::arg("dtypes") = row.dtypes, py::arg("by_setting") = row.by_setting));
+                 py::arg("dtypes") = row.dtypes, py::arg("several_hosts") = row.several_hosts,
+                 py::arg("by_setting") = row.by_setting));
   py::list settings;
   for (const tccl::SettingValue& row : info.settings)
     settings.append(py::dict(py::arg("name") = row.name, py::arg("value") = row.value,
@@ -82,6 +90,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init(&torch_ccl::construct), py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("timeout") = kBackendDefaultTimeout)
       .def_property_readonly("options", &ProcessGroupCCL::getBackendOptions)
+      .def(
+          "allreduce_packed",
+          [](ProcessGroupCCL& group, std::vector<at::Tensor> tensors,
+             const c10d::AllreduceOptions& options, const std::string& wire_dtype) {
+            return group.allreduce_packed(tensors, options,
+                                          torch_ccl::wire_format_named(wire_dtype));
+          },
+          py::arg("tensors"), py::arg("options"), py::arg("wire_dtype"), WithoutGil(),
+          "As allreduce; float32 travels between hosts as \"bf16\" or \"int8\".")
       .def("get_error", &ProcessGroupCCL::getError, WithoutGil(),
            "Why the group is dead, or SUCCESS while it lives.");
 

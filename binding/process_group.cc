@@ -157,12 +157,15 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::endCoalescing() {
 
 // ---- reductions
 
-void ProcessGroupCCL::add_allreduce(Call& call, const at::Tensor& tensor,
-                                    const c10d::ReduceOp& op) {
+void ProcessGroupCCL::add_allreduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op,
+                                    tccl::WireFormat format) {
   call.check_output(tensor, "tensor");
   const tccl::Reduction reduction = call.reduction(op, tensor);
   void* data = call.writable(tensor, Call::with_contents);
-  call.add(tccl::allreduce(data, data, count_of(tensor), tccl_dtype(tensor), reduction));
+  tccl::Operation operation =
+      tccl::allreduce(data, data, count_of(tensor), tccl_dtype(tensor), reduction);
+  operation.wire_format = format;
+  call.add(operation);
   call.set_tensors(tensor, tensor);
 }
 
@@ -172,6 +175,14 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
   const at::Tensor& tensor = call.only(tensors, "tensors");
   if (tensor.defined() && tensor.layout() == at::kSparse) return allreduce_sparse(tensors, options);
   add_allreduce(call, tensor, options.reduceOp);
+  return launch(std::move(call), options);
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
+                                                           const c10d::AllreduceOptions& options,
+                                                           tccl::WireFormat format) {
+  Call call(kAllreduce, facts_);
+  add_allreduce(call, call.only(tensors, "tensors"), options.reduceOp, format);
   return launch(std::move(call), options);
 }
 

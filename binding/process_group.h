@@ -48,6 +48,9 @@ class ProcessGroupCCL final : public c10d::Backend {
   /// Sparse tensors too.
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  /// As allreduce of a dense tensor; float32 travels between hosts in this format.
+  WorkPtr allreduce_packed(Tensors& tensors, const c10d::AllreduceOptions& options,
+                           tccl::WireFormat format);
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -138,7 +141,8 @@ class ProcessGroupCCL final : public c10d::Backend {
     return launch(std::move(call), options.timeout, options.asyncOp);
   }
   WorkPtr launch_point_to_point(Call call);
-  void add_allreduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  void add_allreduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op,
+                     tccl::WireFormat format = tccl::WireFormat::by_setting);
   void add_allgather(Call& call, const at::Tensor& output, const at::Tensor& input);
   void add_allgatherv(Call& call, const Tensors& outputs, const at::Tensor& input);
   void add_reduce_scatter(Call& call, const at::Tensor& output, const at::Tensor& input,

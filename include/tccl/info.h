@@ -20,6 +20,7 @@ struct AlgorithmChoice {
   std::size_t to_bytes;
   int from_ranks;
   std::string dtypes;  // "all" or a kind, such as "float8"
+  bool several_hosts;  // for ranks on several hosts, or for those of one
   bool by_setting;     // the environment says so, not the library
 };
 

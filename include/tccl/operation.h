@@ -61,6 +61,9 @@ struct Operation {
   std::size_t count = 0;
   std::span<const ConstBlock> in_blocks{};  // one per rank, for the v-forms
   std::span<const Block> out_blocks{};
+  /// For float32 sums (sum, avg, premul_sum) of allreduce and reduce_scatter; the same on all
+  /// ranks.
+  WireFormat wire_format = WireFormat::by_setting;
 };
 
 inline Operation barrier() { return {}; }

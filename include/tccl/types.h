@@ -46,6 +46,9 @@ struct Reduction {
   Reduction(ReduceOp o, double f = 1.0) : op(o), factor(f) {}  // NOLINT: converts on purpose
 };
 
+/// What float32 sums travel as between hosts: fewer bytes, less exact.
+enum class WireFormat : std::uint8_t { by_setting, same, bfloat16, int8 };
+
 inline constexpr std::size_t kMaxElementBytes = 16;
 
 TCCL_API std::size_t size_of(DType dtype);

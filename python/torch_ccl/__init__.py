@@ -75,9 +75,11 @@ if not _imported_by_torch:
     from torch_ccl._C import ProcessGroupCCL
     from torch_ccl.barriers import monitored_barrier
     from torch_ccl.direct_calls import complete_direct_calls
+    from torch_ccl.meeting_point import watch_rendezvous
     from torch_ccl.memory import empty
 
     launchers.complete(os.environ)
+    watch_rendezvous()
     complete_direct_calls(ProcessGroupCCL)
     torch.distributed.ProcessGroupCCL = ProcessGroupCCL  # where programs for Intel's package look
     _register()

@@ -45,7 +45,7 @@ class Exchange {
     for (int rank = 0; rank < board_.size(); ++rank)
       ranks[rank] =
           rank == kSpeaker ? call_.in() + piece.begin : published(board_, rank, step, piece.count);
-    call_.reduce_here(board_, own->data(), ranks, piece.count);
+    call_.reduce_here(board_, wire_.layout().ranks(), own->data(), ranks, piece.count);
     wire_.send(own, piece.count, others_);
     add_up(*own, letters, piece);
     const Board::Slot slot = board_.open_step();
@@ -63,7 +63,7 @@ class Exchange {
       hosts[host] = host == layout.host_of(wire_.rank())
                         ? own.data()
                         : wire_.await(letters[next++], piece.count);
-    call_.reduce_hosts(call_.out() + piece.begin, hosts, piece.count, layout.ranks());
+    call_.reduce_hosts(call_.out() + piece.begin, hosts, piece.count);
   }
 
   void listen(const Range& piece, std::uint32_t step) {

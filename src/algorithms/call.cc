@@ -45,18 +45,16 @@ void Call::reduce(const Board& board, std::byte* destination, const Sources& sou
   reduce_by(operation_.reduction.op, factors_of(board), 0, destination, sources, bytes, copy);
 }
 
-void Call::reduce_here(const Board& board, std::byte* destination, const Sources& sources,
-                       std::size_t bytes) const {
-  const ReduceOp op = operation_.reduction.op;
-  reduce_by(op == ReduceOp::avg ? ReduceOp::sum : op, factors_of(board), 0, destination, sources,
-            bytes, nullptr);
+void Call::reduce_here(const Board& board, int ranks, std::byte* destination,
+                       const Sources& sources, std::size_t bytes) const {
+  reduce_by(operation_.reduction.op, factors_of(board), static_cast<std::size_t>(ranks),
+            destination, sources, bytes, nullptr);
 }
 
-void Call::reduce_hosts(std::byte* destination, const Sources& sources, std::size_t bytes,
-                        int ranks) const {
+void Call::reduce_hosts(std::byte* destination, const Sources& sources, std::size_t bytes) const {
   const ReduceOp op = operation_.reduction.op;
-  reduce_by(op == ReduceOp::premul_sum ? ReduceOp::sum : op, {}, static_cast<std::size_t>(ranks),
-            destination, sources, bytes, nullptr);
+  const bool adds = op == ReduceOp::premul_sum || op == ReduceOp::avg;
+  reduce_by(adds ? ReduceOp::sum : op, {}, 0, destination, sources, bytes, nullptr);
 }
 
 void Call::reduce_by(ReduceOp op, std::span<const double> factors, std::size_t divisor,

@@ -73,12 +73,12 @@ class Call {
               std::byte* copy = nullptr) const;
 
   // A reduction over hosts has two halves: on each host, then of what the hosts have.
-  /// One source per rank of the board. What it gives counts as one source of the other half.
-  void reduce_here(const Board& board, std::byte* destination, const Sources& sources,
+  /// One source per rank of the board; there are `ranks` on all hosts. What it gives is a source of
+  /// the other half. Averages are divided here: a sum may not fit into 16 bits.
+  void reduce_here(const Board& board, int ranks, std::byte* destination, const Sources& sources,
                    std::size_t bytes) const;
-  /// One source per host, of which all have `ranks` ranks in all.
-  void reduce_hosts(std::byte* destination, const Sources& sources, std::size_t bytes,
-                    int ranks) const;
+  /// One source per host.
+  void reduce_hosts(std::byte* destination, const Sources& sources, std::size_t bytes) const;
 
   [[nodiscard]] Workers& workers() const { return workers_; }
 

@@ -34,7 +34,7 @@ class Lanes {
         wire_(wire),
         layout_(wire.layout()),
         call_(call),
-        sums_(wire, call),
+        sums_(wire),
         reader_(reader),
         host_(layout_.host_of(wire.rank())),
         lanes_(static_cast<std::size_t>(layout_.fewest())),
@@ -122,7 +122,7 @@ class Lanes {
       sources[rank] = rank == board_.rank() ? call_.in() + start(piece) + own.begin
                                             : board_.await(rank, piece).input + own.begin;
     InFlight& state = in_flight(piece);
-    call_.reduce_here(board_, state.sums.data(), sources, own.count);
+    call_.reduce_here(board_, layout_.ranks(), state.sums.data(), sources, own.count);
     state.parts.clear();
     const bool has_own = share(piece, host_).count != 0;
     for (std::size_t k = 1; k < hosts_; ++k) {  // not all to the same host at once
@@ -180,7 +180,7 @@ class Lanes {
       }
       sources[host] = came;
     }
-    call_.reduce_hosts(sum, sources, bytes, layout_.ranks());
+    call_.reduce_hosts(sum, sources, bytes);
   }
 
   /// The host that has made a sum must end up with the same bits as those to whom it was sent.

@@ -19,7 +19,7 @@ class Scatter {
         wire_(wire),
         layout_(wire.layout()),
         call_(call),
-        sums_(wire, call),
+        sums_(wire),
         rank_(wire.rank()),
         host_(layout_.host_of(rank_)),
         longest_(longest_block()),
@@ -98,7 +98,7 @@ class Scatter {
       sources[peer] = peer == board_.rank() ? call_.input_for(rank).data() + range.begin
                                             : board_.await(peer, step).input +
                                                   static_cast<std::size_t>(rank) * per_rank_;
-    call_.reduce_here(board_, sum, sources, range.count);
+    call_.reduce_here(board_, layout_.ranks(), sum, sources, range.count);
   }
 
   void send_to(int rank, std::uint32_t step) {
@@ -135,7 +135,7 @@ class Scatter {
       }
       sources[host] = came;
     }
-    call_.reduce_hosts(call_.out() + own.begin, sources, own.count, layout_.ranks());
+    call_.reduce_hosts(call_.out() + own.begin, sources, own.count);
     state.parts.clear();
   }
 

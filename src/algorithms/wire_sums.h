@@ -13,8 +13,7 @@ namespace tccl {
 
 class WireSums {
  public:
-  WireSums(const Wire& wire, const Call& call)
-      : format_(packs(call) ? wire.format() : WireFormat::same) {}
+  explicit WireSums(const Wire& wire) : format_(wire.format()) {}
 
   [[nodiscard]] bool packs() const { return format_ != WireFormat::same; }
   /// On the wire, for so many bytes of sums.
@@ -35,11 +34,6 @@ class WireSums {
   }
 
  private:
-  static bool packs(const Call& call) {
-    const ReduceOp op = call.operation().reduction.op;
-    return call.operation().dtype == DType::float32 &&
-           (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum);
-  }
   WireFormat format_;
 };
 

@@ -15,9 +15,6 @@
 
 namespace tccl {
 
-/// What float32 sums travel as between hosts.
-enum class WireFormat : std::uint8_t { same, bfloat16, int8 };
-
 /// Ports to choose from; both 0: whichever is free.
 struct PortRange {
   std::uint16_t first = 0;

@@ -75,8 +75,15 @@ std::vector<std::string> gather_texts(const Desk& desk, std::string_view subject
     return {};
   }
   std::vector<std::string> texts(static_cast<std::size_t>(count));
-  for (auto& [from, said] : entries) texts.at(from) = std::move(said);
+  for (auto& [from, said] : entries) {
+    if (from >= texts.size()) throw Error(Errc::system, "a key of the store makes no sense");
+    texts[from] = std::move(said);
+  }
   return texts;
+}
+
+void put_text(const Desk& desk, std::string_view subject, int index, const std::string& text) {
+  desk.store.set(desk.key(subject, index), encoded({{static_cast<std::uint32_t>(index), text}}));
 }
 
 std::string share_text(const Desk& desk, const std::string& subject, bool is_first,

@@ -29,6 +29,9 @@ struct Desk {
 std::vector<std::string> gather_texts(const Desk& desk, std::string_view subject, int index,
                                       int count, const std::string& text);
 
+/// One participant's part of gather_texts() alone, for one that cannot wait for those below it.
+void put_text(const Desk& desk, std::string_view subject, int index, const std::string& text);
+
 /// What the first says, for everyone. Its key stays in the store.
 std::string share_text(const Desk& desk, const std::string& subject, bool is_first,
                        const std::string& text);

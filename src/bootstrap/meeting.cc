@@ -115,6 +115,23 @@ T cut_packet(std::string_view& bytes) {
   return packet;
 }
 
+/// With its length in front.
+std::string framed(const std::string& text) {
+  const auto bytes = static_cast<std::uint32_t>(text.size());
+  return std::string(as_bytes(bytes)) + text;
+}
+
+std::vector<std::string> cut_frames(std::string_view all) {
+  std::vector<std::string> texts;
+  while (!all.empty()) {
+    const auto bytes = cut_packet<std::uint32_t>(all);
+    if (bytes > all.size()) throw Error(Errc::system, "a key of the store is cut off");
+    texts.emplace_back(all.substr(0, bytes));
+    all.remove_prefix(bytes);
+  }
+  return texts;
+}
+
 void poll_interrupt(const Invitation& invitation) {
   if (invitation.poll_interrupt) invitation.poll_interrupt();
 }
@@ -246,7 +263,13 @@ class Host {
       if (host_count_ == 1) return run_alone(memory_fd, process_fd);
       run_with_others(memory_fd, process_fd);
     } catch (const Error& error) {
-      announce(bad_verdict(error));
+      give_up(bad_verdict(error));
+      throw;
+    } catch (...) {
+      give_up(bad_verdict(Error(Errc::aborted,
+                                formatted("{} was interrupted while group {} was being formed",
+                                          describe(self_), invitation_.group),
+                                {self_.rank})));
       throw;
     }
   }
@@ -270,6 +293,21 @@ class Host {
     const Verdict common = agree_on_verdict(accepted);
     throw_if_bad(common);
     announce(common);
+  }
+
+  /// Nobody is left waiting: neither the guests nor, for what this host owes them, other hosts.
+  void give_up(const Verdict& verdict) noexcept {
+    announce(verdict);
+    if (host_count_ == 1 || owes_ == nullptr) return;
+    try {
+      const std::string text = framed(std::string(as_bytes(verdict)));
+      if (self_.host_number == 0)
+        share_text(desk(), owes_, /*is_first=*/true, text);
+      else
+        put_text(desk(), owes_, self_.host_number, text);
+    } catch (const std::exception&) {
+      // Then they find out by themselves.
+    }
   }
 
   template <class Action>
@@ -297,6 +335,7 @@ class Host {
     for (const int host : places_)
       if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
     host_count_ = static_cast<int>(hosts.size());
+    if (host_count_ > 1) owes_ = "introductions";
     self_.host_number = static_cast<int>(
         std::ranges::find(hosts, places_[static_cast<std::size_t>(self_.rank)]) - hosts.begin());
   }
@@ -492,49 +531,70 @@ class Host {
     return desk_of(invitation_, [this] { require_guests(); });
   }
 
-  /// Through the store: the introductions of all hosts, or the first problem that one has.
+  /// What all hosts have to say about `subject`, one after the other, through the store.
+  std::vector<std::string> exchange(const char* subject, const std::string& own) {
+    owes_ = subject;
+    try {
+      std::string all;
+      for (const std::string& one :
+           gather_texts(desk(), subject, self_.host_number, host_count_, framed(own)))
+        all += one;
+      all = share_text(desk(), subject, /*is_first=*/self_.host_number == 0, all);
+      owes_ = nullptr;
+      return cut_frames(all);
+    } catch (const Error& error) {
+      if (error.code() != Errc::timeout) throw;
+      throw Error(Errc::timeout,
+                  formatted("group {}: not all of the {} hosts have answered host {} in time",
+                            invitation_.group, host_count_, self_.host),
+                  {self_.rank});
+    }
+  }
+
+  /// The introductions of all hosts, or the first problem that one has.
   std::vector<Introduction> exchange_introductions(const Verdict& local,
-                                                   const std::vector<Attendee>& here) const {
+                                                   const std::vector<Attendee>& here) {
     std::string own(as_bytes(local));
     for (const Attendee& attendee : here) own += as_bytes(attendee.introduction);
-    const bool is_first = self_.host_number == 0;
-    std::string all;
-    for (const std::string& one :
-         gather_texts(desk(), "introductions", self_.host_number, host_count_, own))
-      all += formatted("{:08x}", one.size()) + one;
-    all = share_text(desk(), "everyone", is_first, all);
     std::vector<Introduction> everyone(static_cast<std::size_t>(self_.size));
-    std::string_view rest(all);
-    while (!rest.empty()) {
-      const auto bytes = std::stoul(std::string(rest.substr(0, 8)), nullptr, 16);
-      std::string_view one = rest.substr(8, bytes);
-      rest.remove_prefix(8 + bytes);
-      throw_if_bad(cut_packet<Verdict>(one));
-      while (!one.empty()) {
-        const auto introduction = cut_packet<Introduction>(one);
+    int count = 0;
+    for (const std::string& of_host : exchange("introductions", own)) {
+      std::string_view rest(of_host);
+      throw_if_bad(cut_packet<Verdict>(rest));
+      for (; !rest.empty(); ++count) {
+        const auto introduction = cut_packet<Introduction>(rest);
+        check_sanity(introduction);
         check_agreement(introduction);
-        everyone.at(static_cast<std::size_t>(introduction.rank)) = introduction;
+        everyone[static_cast<std::size_t>(introduction.rank)] = introduction;
       }
     }
+    if (count != self_.size)
+      throw Error(Errc::system, formatted("group {}: {} introductions of {} ranks",
+                                          invitation_.group, count, self_.size));
     return everyone;
   }
 
+  /// It comes out of the store, to which others may write.
+  void check_sanity(const Introduction& other) const {
+    const auto ends = [](const auto& text) { return text[sizeof text - 1] == 0; };
+    if (other.rank < 0 || other.rank >= self_.size || other.host_number < 0 ||
+        other.host_number >= host_count_ || !ends(other.host) || !ends(other.control_address) ||
+        !ends(other.provider) || other.fabric_address_bytes > sizeof other.fabric_address)
+      throw Error(Errc::system,
+                  formatted("group {}: an introduction makes no sense", invitation_.group));
+  }
+
   /// The first bad one, if any host has one.
-  [[nodiscard]] Verdict agree_on_verdict(const Verdict& own) const {
-    const bool is_first = self_.host_number == 0;
-    const std::vector<std::string> all =
-        gather_texts(desk(), "verdict", self_.host_number, host_count_, std::string(as_bytes(own)));
+  [[nodiscard]] Verdict agree_on_verdict(const Verdict& own) {
     Verdict common = own;
-    for (const std::string& text : all) {
-      std::string_view bytes(text);
-      const auto one = cut_packet<Verdict>(bytes);
-      if (common.good && !one.good) common = one;
+    for (const std::string& of_host : exchange("verdict", std::string(as_bytes(own)))) {
+      std::string_view rest(of_host);
+      const auto theirs = cut_packet<Verdict>(rest);
+      if (common.good && !theirs.good) common = theirs;
     }
-    if (is_first) remove_quietly(*invitation_.store, desk().prefix + "/everyone");
-    const std::string shared =
-        share_text(desk(), "verdict", is_first, std::string(as_bytes(common)));
-    std::string_view bytes(shared);
-    return cut_packet<Verdict>(bytes);
+    if (self_.host_number == 0)
+      remove_quietly(*invitation_.store, desk().prefix + "/introductions");
+    return common;
   }
 
   /// While the store is waited for: none of the guests may have gone.
@@ -556,8 +616,7 @@ class Host {
     if (self_.rank == 0 || places_[0] == self_.rank)
       remove_quietly(*invitation_.store, formatted("{}/{}", desk().prefix, kPlacesKey));
     invitation_.accept(attendance);
-    for (const Guest& guest : guests_)
-      if (guest.attendee) hand_out(guest, attendance, memory_fd, process_fd);
+    hand_out_to_each(attendance, memory_fd, process_fd);
   }
 
   /// One guest at a time: the kernel limits how many descriptors may be under way.
@@ -567,6 +626,21 @@ class Host {
       send_packet(guest.socket.get(), introduction, invitation_.deadline,
                   descriptors_of(introduction.rank, attendance.here, memory_fd, process_fd));
     throw_if_bad(receive_packet<Verdict>(guest.socket.get(), invitation_.deadline));
+  }
+
+  void hand_out_to_each(const Attendance& attendance, int memory_fd, int process_fd) const {
+    for (const Guest& guest : guests_) {
+      if (!guest.attendee) continue;
+      try {
+        hand_out(guest, attendance, memory_fd, process_fd);
+      } catch (const Error& error) {
+        if (!error.ranks().empty()) throw;  // it says so itself
+        throw Error(error.code(),
+                    formatted("{} went away while group {} was being formed: {}",
+                              describe(guest.said), invitation_.group, error.what()),
+                    {guest.said.rank});
+      }
+    }
   }
 
   [[nodiscard]] std::vector<int> descriptors_of(int rank, const std::vector<Attendee>& here,
@@ -627,6 +701,7 @@ class Host {
   std::vector<Guest> guests_;
   Places places_;
   int host_count_ = 1;
+  const char* owes_ = nullptr;  // the subject on which other hosts wait for this one
   bool warned_ = false;
 };
 
@@ -677,13 +752,12 @@ void receive_attendee(int socket, const Invitation& invitation, Attendance& atte
 
 void introduce_oneself(int socket, const Invitation& invitation, int host_rank, int memory_fd,
                        int process_fd, Deadline patience) {
-  report_place(desk_of(invitation,
-                       [&] {
-                         poll_interrupt(invitation);
-                         if (wait_readable(socket, Clock::now()))
-                           throw_if_verdict(socket, patience);
-                       }),
-               invitation, host_rank);
+  Desk desk = desk_of(invitation, [&] {
+    poll_interrupt(invitation);
+    if (wait_readable(socket, Clock::now())) throw_if_verdict(socket, patience);
+  });
+  desk.deadline = patience;  // the host says who is missing
+  report_place(desk, invitation, host_rank);
   await_packet(socket, invitation, patience);
   throw_if_verdict(socket, patience);
   const auto agenda = receive_packet<Agenda>(socket, patience);

@@ -119,7 +119,8 @@ std::vector<AlgorithmChoice> AlgorithmTable::choices() const {
     for (const Entry& entry : entries)
       rows.push_back({entry.algorithm->op, entry.algorithm->name, entry.algorithm->doc,
                       entry.from_bytes, entry.to_bytes, entry.from_ranks,
-                      entry.only_float8 ? "float8" : "all", entry.by_setting});
+                      entry.only_float8 ? "float8" : "all", is_for_hosts(*entry.algorithm),
+                      entry.by_setting});
   return rows;
 }
 

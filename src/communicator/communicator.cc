@@ -33,6 +33,15 @@ std::uint64_t hash_of_counts(const Operation& o) {
   return hash == 1 ? 0 : hash;
 }
 
+/// Only float32 sums can be packed, and only those that end on all ranks.
+WireFormat wire_format_of(const Operation& o, WireFormat by_setting) {
+  const ReduceOp op = o.reduction.op;
+  const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
+                     (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum);
+  if (!packs) return WireFormat::same;
+  return o.wire_format == WireFormat::by_setting ? by_setting : o.wire_format;
+}
+
 /// Elements as all ranks count them; of the v-forms with shared counts, those of all ranks.
 std::size_t shared_count(const Operation& o) {
   std::size_t count = counts_are_private(o.op) || counts_are_shared(o.op) ? 0 : o.count;
@@ -197,8 +206,8 @@ void CommunicatorImpl::connect_hosts(const Parts& parts) {
   ofi::Network& network = context_->network({});
   wire_ = std::make_unique<ofi::OfiWire>(
       network, *members_,
-      ofi::OfiWire::Options{parts.addresses, parts.group_number, context_->settings().wire_format,
-                            name_of_algorithm, context_->poll_interrupt()});
+      ofi::OfiWire::Options{parts.addresses, parts.group_number, name_of_algorithm,
+                            context_->poll_interrupt()});
   board_->set_meanwhile([&network] { network.progress(); });
 }
 
@@ -290,6 +299,7 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
   record.root = operation.root;
   record.count = shared_count(operation);
   record.counts_hash = hash_of_counts(operation);
+  record.wire_format = wire_format_of(operation, context_->settings().wire_format);
   return record;
 }
 
@@ -380,7 +390,8 @@ void CommunicatorImpl::close() noexcept {
   lane_->close();
   p2p_->close();
   if (wire_) wire_->close(deadline_after(options_.timeout));
-  members_->leave();
+  const Notice last_words = members_->leave();
+  if (wire_) context_->depart(last_words);
   const std::lock_guard lock(mutex_);
   if (group_->failed()) final_error_ = std::make_exception_ptr(group_->failure());
   left_ = true;

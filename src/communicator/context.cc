@@ -26,6 +26,8 @@ Fd open_own_pidfd() { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::get
 /// A notice may come before this rank has finished making its group; those of groups that it has
 /// left are of no use.
 constexpr std::size_t kMostEarlyNotices = 1024;
+/// Groups that were left, for ranks that come late.
+constexpr std::size_t kMostDeparted = 4096;
 
 std::uint64_t digest_of(const std::vector<int>& numbers) {
   std::uint64_t digest = 1;
@@ -194,11 +196,37 @@ std::vector<std::shared_ptr<Members>> ContextImpl::groups_over_hosts() noexcept 
 void ContextImpl::take_notice(const std::shared_ptr<RemotePeer>& from,
                               const Notice& notice) noexcept {
   if (static_cast<GroupNotice>(notice.kind) == GroupNotice::knock) return self_->knock();
-  for (const auto& members : groups_over_hosts())
-    if (members->uid() == notice.group) return members->take_notice(*from, notice);
+  if (const auto members = group_or_keep(from, notice)) return members->take_notice(*from, notice);
+  if (static_cast<GroupNotice>(notice.kind) != GroupNotice::entered) return;
+  if (const auto last_words = last_words_of(notice.group))
+    network_->control().tell(from, *last_words);
+}
+
+/// In one go: listen_for() must not come in between.
+std::shared_ptr<Members> ContextImpl::group_or_keep(const std::shared_ptr<RemotePeer>& from,
+                                                    const Notice& notice) noexcept {
   const std::lock_guard lock(mutex_);
+  for (const auto& known : groups_over_hosts_)
+    if (auto members = known.lock(); members && members->uid() == notice.group) return members;
+  if (departed_.contains(notice.group)) return nullptr;
   early_notices_.push_back({from, notice});
   if (early_notices_.size() > kMostEarlyNotices) early_notices_.pop_front();
+  return nullptr;
+}
+
+std::optional<Notice> ContextImpl::last_words_of(std::uint64_t group) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = departed_.find(group);
+  return found == departed_.end() ? std::nullopt : std::optional(found->second);
+}
+
+void ContextImpl::depart(const Notice& last_words) {
+  const std::lock_guard lock(mutex_);
+  departed_.emplace(last_words.group, last_words);
+  departed_order_.push_back(last_words.group);
+  if (departed_order_.size() <= kMostDeparted) return;
+  departed_.erase(departed_order_.front());
+  departed_order_.pop_front();
 }
 
 void ContextImpl::listen_for(const std::shared_ptr<Members>& members) {
@@ -258,6 +286,7 @@ void ContextImpl::reclaim_retired() noexcept {
 void ContextImpl::drop_in_child() noexcept {
   forked_.store(true, std::memory_order_relaxed);
   // Threads do not exist here and their locks may be held for ever: leak what owns them.
+  if (network_) network_->drop_in_child();
   static_cast<void>(network_.release());
   static_cast<void>(monitor_.release());
   static_cast<void>(progress_.release());

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/fork_guard.h"
@@ -75,6 +76,8 @@ class ContextImpl final : public Context {
   void remember(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Passes on what other hosts tell of this group, also what they have told already.
   void listen_for(const std::shared_ptr<Members>& members);
+  /// This process has left a group; who asks for it later gets this answer.
+  void depart(const Notice& last_words);
   /// Keeps a closed group's memory until no peer can touch it any more.
   void retire(std::shared_ptr<shm::Group> group) noexcept;
 
@@ -84,6 +87,9 @@ class ContextImpl final : public Context {
   void reclaim_retired() noexcept;
   void take_notice(const std::shared_ptr<RemotePeer>& from, const Notice& notice) noexcept;
   std::vector<std::shared_ptr<Members>> groups_over_hosts() noexcept;
+  std::shared_ptr<Members> group_or_keep(const std::shared_ptr<RemotePeer>& from,
+                                         const Notice& notice) noexcept;
+  std::optional<Notice> last_words_of(std::uint64_t group) noexcept;
   [[nodiscard]] LifeSign& life() const;
 
   std::mutex mutex_;  // guards the making of workers_, and peers_ and what follows it
@@ -113,8 +119,10 @@ class ContextImpl final : public Context {
     Notice notice;
   };
   std::vector<std::weak_ptr<Members>> groups_over_hosts_;
-  std::deque<EarlyNotice> early_notices_;  // of groups that are not known here, perhaps not yet
-  std::unique_ptr<ForkHook> fork_hook_;    // the last to come and the first to go
+  std::map<std::uint64_t, Notice> departed_;  // by group
+  std::deque<std::uint64_t> departed_order_;  // the oldest first
+  std::deque<EarlyNotice> early_notices_;     // of groups that are not known here, perhaps not yet
+  std::unique_ptr<ForkHook> fork_hook_;       // the last to come and the first to go
 };
 
 }  // namespace tccl

@@ -79,6 +79,7 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
                                      next_number_++);
     outstanding_.insert(work);
     outstanding_count_.fetch_add(1, std::memory_order_relaxed);
+    if (operation.op == Op::recv) enter_traffic_with(operation.root);
     if (operation.op == Op::send)
       outgoing_[static_cast<std::size_t>(operation.root)].unannounced.push_back(work);
     else
@@ -89,6 +90,17 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
   complete(finished);
   if (!work->done() || needs_progress()) progress_.kick();
   return work;
+}
+
+/// Who waits for a rank of another host must hear of its end, also if nothing was exchanged yet.
+void P2p::enter_traffic_with(int source) {
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    Incoming& from = incoming_[static_cast<std::size_t>(rank)];
+    if ((source != rank && source != kAnySource) || from.entered || members_.is_local(rank))
+      continue;
+    from.entered = true;
+    members_.enter(rank);
+  }
 }
 
 bool P2p::advance(bool look_for_trouble) {
@@ -219,6 +231,7 @@ void P2p::take_cell(int source, const CellHeader& header, const std::byte* paylo
     case CellKind::eager:
     case CellKind::announce: {
       const bool eager = header.kind == CellKind::eager;
+      if (eager && header.payload_bytes != header.message_bytes) return;
       if (const WorkPtr receive = match(source, header.tag)) {
         eager ? deliver_eager(receive, source, payload, header.payload_bytes)
               : grant(receive, source, header.message, header.message_bytes);
@@ -244,6 +257,7 @@ void P2p::take_cell(int source, const CellHeader& header, const std::byte* paylo
       const auto found = incoming_[peer].granted.find(header.message);
       if (found == incoming_[peer].granted.end()) return;  // cancelled meanwhile
       const WorkPtr receive = found->second;
+      if (header.payload_bytes > receive->operation_.count - receive->moved_bytes_) return;
       kernels::copy(static_cast<std::byte*>(receive->operation_.out) + receive->moved_bytes_,
                     payload, header.payload_bytes);
       receive->moved_bytes_ += header.payload_bytes;
@@ -360,7 +374,7 @@ void P2p::announce(Outgoing& to) {
 }
 
 bool P2p::may_be_eager(const Outgoing& to, std::uint64_t bytes) const {
-  return bytes <= eager_bytes_ &&
+  return bytes <= std::min<std::uint64_t>(eager_bytes_, to.link->cell_bytes()) &&
          to.eager_sent - to.link->eager_claimed() + charge(bytes) <= kUnclaimedBytes;
 }
 
@@ -406,7 +420,9 @@ void P2p::complete(const std::vector<WorkPtr>& finished) {
   for (const WorkPtr& work : finished)
     work->complete(work->pending_error_, Waiting::submit_for(*work, run_elsewhere_));
   ring_fence();
-  members_.local().mine().p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
+  members_.local()
+      .mine()
+      .p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
   completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()
 }
 

@@ -114,9 +114,11 @@ class P2p : public std::enable_shared_from_this<P2p> {
   };
   /// Traffic from one rank.
   struct Incoming {
+    bool entered = false;
     std::map<std::uint64_t, WorkPtr> granted;
   };
 
+  void enter_traffic_with(int source);
   void wait_for(P2pWork& work, Deadline deadline);
   void attend_until(P2pWork& work, Deadline deadline);
   void sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,

@@ -86,7 +86,11 @@ struct Progress::State {
 
   bool do_chore() {
     const std::lock_guard lock(mutex);
-    return chore && chore();
+    try {
+      return chore && chore();
+    } catch (const std::exception&) {
+      return false;  // whoever waits for it finds out, too, and can say so
+    }
   }
 
   /// At all engines that have something under way, or at everyone's. Returns whether anything is

@@ -67,6 +67,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
 
 std::size_t packed_bytes(WireFormat format, std::size_t count) {
   switch (format) {
+    case WireFormat::by_setting:  // whoever packs has looked it up
     case WireFormat::same:
       return count * sizeof(float);
     case WireFormat::bfloat16:

@@ -23,8 +23,8 @@
 
 #include <cstddef>
 
-#include "base/settings.h"
 #include "kernels/packing.h"
+#include "tccl/types.h"
 
 namespace tccl::kernels {
 

@@ -41,7 +41,7 @@ class Link {
   using Take = FunctionRef<void(const CellHeader& header, const std::byte* payload)>;
   /// Hands over what has come. False if nothing has.
   virtual bool take(Take each) = 0;
-  /// Whether cells are still on their way, though the rank may have left.
+  /// False while cells of a rank that has left are still on their way.
   [[nodiscard]] virtual bool is_drained() const = 0;
 
   // --- messages that were sent before a receive asked for them ---

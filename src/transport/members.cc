@@ -137,8 +137,9 @@ void Members::enter(int rank) {
 
 bool Members::will_never_come(int rank, Traffic traffic, std::uint64_t number) const noexcept {
   RemoteState& other = remote(rank);
-  return other.left.load(std::memory_order_acquire) &&  // pairs with take_notice()
-         number >= other.sent_before_leaving.of(traffic).load(std::memory_order_relaxed);
+  const bool has_ended = other.peer->end() == RemotePeer::End::goodbye;
+  if (!other.left.load(std::memory_order_acquire)) return has_ended;  // pairs with take_notice()
+  return number >= other.sent_before_leaving.of(traffic).load(std::memory_order_relaxed);
 }
 
 void Members::knock(int rank) noexcept { tell(remote(rank), GroupNotice::knock, {}); }
@@ -155,14 +156,18 @@ void Members::take_notice(const RemotePeer& from, const Notice& notice) noexcept
     switch (static_cast<GroupNotice>(notice.kind)) {
       case GroupNotice::entered: {
         const std::lock_guard lock(mutex_);
-        other->entered = true;
-        if (!over_ && local_->failed()) tell_of_failure(*other);
+        const bool is_new = !std::exchange(other->entered, true);
+        if (over_ && is_new)
+          tell_of_leaving(*other);
+        else if (!over_ && local_->failed())
+          tell_of_failure(*other);
         break;
       }
       case GroupNotice::failed:
         hear_of_failure(notice.text);
         break;
       case GroupNotice::left: {
+        if (other->left.load(std::memory_order_relaxed)) break;  // the first counts are right
         LeaveCounts counts{};
         std::memcpy(&counts, notice.text.data(), std::min(notice.text.size(), sizeof counts));
         other->sent_before_leaving.collective.store(counts.collective, std::memory_order_relaxed);
@@ -185,16 +190,21 @@ void Members::hear_of_failure(const std::string& text) noexcept {
   fail(decoded(text));
 }
 
-void Members::leave() noexcept {
+Notice Members::leave() noexcept {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(over_, true)) return;
-  for (const auto& other : remotes_) {
-    if (!other->entered) continue;
-    const LeaveCounts counts{other->sent.collective.load(std::memory_order_relaxed),
-                             other->sent.point_to_point.load(std::memory_order_relaxed)};
-    tell(*other, GroupNotice::left,
-         std::string(reinterpret_cast<const char*>(&counts), sizeof counts));
-  }
+  Notice last_words{uid_, static_cast<std::uint32_t>(GroupNotice::left), {}};
+  if (local_->failed())
+    last_words = {uid_, static_cast<std::uint32_t>(GroupNotice::failed), encoded(failure())};
+  if (std::exchange(over_, true)) return last_words;
+  for (const auto& other : remotes_)
+    if (other->entered) tell_of_leaving(*other);
+  return last_words;
+}
+
+void Members::tell_of_leaving(RemoteState& to) const noexcept {
+  const LeaveCounts counts{to.sent.collective.load(std::memory_order_relaxed),
+                           to.sent.point_to_point.load(std::memory_order_relaxed)};
+  tell(to, GroupNotice::left, std::string(reinterpret_cast<const char*>(&counts), sizeof counts));
 }
 
 }  // namespace tccl

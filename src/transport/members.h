@@ -73,14 +73,16 @@ class Members {
   void count_sent(int rank, Traffic traffic) {
     remote(rank).sent.of(traffic).fetch_add(1, std::memory_order_relaxed);
   }
-  /// Whether message number `number` (from 0) can no longer come, because that rank has left.
+  /// Whether message number `number` (from 0) can no longer come, because that rank has left. One
+  /// whose process has ended in order without a word of this group has never sent any.
   [[nodiscard]] bool will_never_come(int rank, Traffic traffic,
                                      std::uint64_t number) const noexcept;
   void knock(int rank) noexcept;
-  /// From another host. Returns false if it was not for this group's ears any more.
+  /// From another host.
   void take_notice(const RemotePeer& from, const Notice& notice) noexcept;
-  /// Tells the other hosts; nothing is told, or heard, afterwards.
-  void leave() noexcept;
+  /// Tells the other hosts; nothing is told, or heard, afterwards. Returns what to tell those who
+  /// come late.
+  Notice leave() noexcept;
 
  private:
   struct Counters {
@@ -102,6 +104,7 @@ class Members {
   }
   [[nodiscard]] int local_index(int rank) const { return layout_.place_of(rank); }
   void tell(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
+  void tell_of_leaving(RemoteState& to) const noexcept;
   void tell_of_failure(RemoteState& to) const noexcept;
   void hear_of_failure(const std::string& text) noexcept;
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemotePeer& peer) const;

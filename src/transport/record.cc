@@ -18,7 +18,8 @@ std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
   hash = mix(hash, static_cast<std::uint64_t>(record.op) << 24 |
                        static_cast<std::uint64_t>(record.dtype) << 16 |
                        static_cast<std::uint64_t>(record.reduction) << 8 | record.algorithm);
-  hash = mix(hash, static_cast<std::uint32_t>(record.root));
+  hash = mix(hash, std::uint64_t{static_cast<std::uint32_t>(record.root)} << 8 |
+                       static_cast<std::uint64_t>(record.wire_format));
   hash = mix(hash, record.count);
   return mix(hash, record.counts_hash);
 }
@@ -31,6 +32,8 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);
   if (record.counts_hash != 0) text += formatted("counts #{:04x}, ", record.counts_hash & 0xffff);
+  if (record.wire_format == WireFormat::bfloat16) text += "bf16 on the wire, ";
+  if (record.wire_format == WireFormat::int8) text += "int8 on the wire, ";
   return text + formatted("algorithm {})", algorithm_name);
 }
 

@@ -17,6 +17,7 @@ struct alignas(64) OpRecord {
   ReduceOp reduction = ReduceOp::sum;
   std::uint8_t algorithm = 0;  // index into the registry
   std::int32_t root = -1;
+  WireFormat wire_format = WireFormat::same;
   std::uint64_t count = 0;
   std::uint64_t counts_hash = 0;  // of the v-forms whose counts all ranks know
   /// Digest of this record and, chained, of all before it: operations that do not meet (a broadcast

@@ -11,7 +11,7 @@
 #include <memory>
 #include <span>
 
-#include "base/settings.h"
+#include "tccl/types.h"
 #include "transport/layout.h"
 
 namespace tccl {
@@ -34,7 +34,7 @@ class Wire {
   virtual ~Wire() = default;
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual const Layout& layout() const noexcept = 0;
-  /// What float32 sums travel as.
+  /// What the sums of the operation travel as.
   [[nodiscard]] virtual WireFormat format() const noexcept = 0;
 
   [[nodiscard]] virtual LetterPtr blank() = 0;

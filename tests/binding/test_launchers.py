@@ -4,7 +4,7 @@ import json
 
 import pytest
 from ranks import run_script
-from torch_ccl import launchers
+from torch_ccl import launchers, meeting_point
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
@@ -81,3 +81,42 @@ def test_import_by_torch_adds_nothing():
 
 def test_import_without_launcher_adds_nothing():
     assert added("import torch_ccl") == {}
+
+
+ON_TWO_HOSTS = [
+    {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"},
+    {"MPI_LOCALNRANKS": "2", "PMI_SIZE": "4"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+    {"SLURM_STEP_NUM_NODES": "2"},
+]
+ON_ONE_HOST = [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}, {"SLURM_STEP_NUM_NODES": "1"}]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost", "::1"])
+def test_several_hosts_cannot_meet_at_a_loopback_address(address):
+    for environment in ON_TWO_HOSTS:
+        with pytest.raises(ValueError, match=f"MASTER_ADDR={address} .*several hosts"):
+            meeting_point.require_reachable({**environment, "MASTER_ADDR": address})
+        meeting_point.require_reachable({**environment, "MASTER_ADDR": "node1"})
+    for environment in ON_ONE_HOST:
+        meeting_point.require_reachable({**environment, "MASTER_ADDR": address})
+
+
+REFUSED = """
+import os, time
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", RANK="1", WORLD_SIZE="2")
+import torch.distributed as dist
+import torch_ccl
+os.environ["LOCAL_WORLD_SIZE"] = "1"
+begin = time.monotonic()
+try:
+    dist.init_process_group("ccl")
+except ValueError as error:
+    assert "MASTER_ADDR=127.0.0.1" in str(error), error
+    assert time.monotonic() - begin < 10
+    print("refused")
+"""
+
+
+def test_torch_is_kept_from_waiting_for_such_a_meeting():
+    assert "refused" in run_script(REFUSED)

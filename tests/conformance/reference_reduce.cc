@@ -242,8 +242,7 @@ Bytes converted(std::span<const std::byte> from, DType dtype, bool widen) {
 }
 
 Bytes reduced_over_hosts(const Scenario& scenario, std::span<const Bytes> inputs) {
-  Scenario on_host = scenario;
-  if (scenario.reduction == ReduceOp::avg) on_host.reduction = ReduceOp::sum;
+  Scenario on_host = scenario;  // an average is divided there, by the number of all ranks
   std::vector<Bytes> sums;
   std::vector<int> seen;
   for (const int host : scenario.hosts) {
@@ -259,8 +258,8 @@ Bytes reduced_over_hosts(const Scenario& scenario, std::span<const Bytes> inputs
     sums.push_back(reduced_by(on_host, here));
   }
   Scenario of_hosts = scenario;
-  if (scenario.reduction == ReduceOp::premul_sum) of_hosts.reduction = ReduceOp::sum;
-  of_hosts.size = scenario.size;
+  if (scenario.reduction == ReduceOp::premul_sum || scenario.reduction == ReduceOp::avg)
+    of_hosts.reduction = ReduceOp::sum;
   return reduced_by(of_hosts, sums);
 }
 

@@ -55,6 +55,7 @@ std::string algorithms_of(Op op) {
       list += " from " + std::to_string(row.from_bytes >> 10) + " KiB and " +
               std::to_string(row.from_ranks) + " ranks" +
               (row.dtypes == "all" ? "" : " for " + row.dtypes);
+    if (row.several_hosts) list += " over several hosts";
     list += ": " + row.doc;
   }
   return list;

@@ -17,12 +17,14 @@ def print_algorithms(rows: list[dict]) -> None:
     from rich.table import Table
 
     table = Table(title="which algorithm runs; of one operation the last row that fits")
-    for name in ("operation", "algorithm", "bytes", "ranks", "dtypes", "from", "how it works"):
+    columns = ("operation", "algorithm", "hosts", "bytes", "ranks", "dtypes", "from", "how it works")
+    for name in columns:
         table.add_column(name)
     for row in rows:
         table.add_row(
             row["operation"],
             row["algorithm"],
+            "several" if row["several_hosts"] else "one",
             readable_range(row),
             f"{row['from_ranks']} or more",
             row["dtypes"],

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/format.h"
@@ -17,6 +18,7 @@
 namespace tccl::ofi {
 namespace {
 
+constexpr auto kBlindSleep = std::chrono::microseconds(50);
 constexpr std::uint32_t kVersion = FI_VERSION(1, 17);
 
 [[noreturn]] void fail(const char* call, ssize_t result) {
@@ -122,7 +124,7 @@ Endpoint::Peer Endpoint::add_peer(const Address& address) {
 bool Endpoint::send(Peer peer, std::uint64_t tag, std::span<const std::byte> data,
                     Request& request) {
   const std::lock_guard lock(mutex_);
-  request.done_.store(false, std::memory_order_relaxed);
+  prepare(request);
   if (!start(request, ::fi_tsend(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
                                  &request.context_)))
     return false;
@@ -140,11 +142,18 @@ void Endpoint::count_out(Request& request) noexcept {
   if (std::exchange(request.counts_, false)) sending_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Endpoint::receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request) {
+bool Endpoint::receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
+                       std::uint64_t any_of) {
   const std::lock_guard lock(mutex_);
-  request.done_.store(false, std::memory_order_relaxed);
+  prepare(request);
   return start(request, ::fi_trecv(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
-                                   /*ignore=*/0, &request.context_));
+                                   any_of, &request.context_));
+}
+
+void Endpoint::prepare(Request& request) {
+  request.done_.store(false, std::memory_order_relaxed);
+  request.error_ = 0;  // it may have served another message before
+  request.bytes_ = 0;
 }
 
 bool Endpoint::start(Request& request, ssize_t result) {
@@ -195,6 +204,7 @@ std::size_t Endpoint::take_error() {
 }
 
 void Endpoint::complete(void* context, std::size_t bytes, int error) {
+  if (context == nullptr) return;  // something came that belongs to no message
   auto& request = *static_cast<Request*>(context);
   count_out(request);
   request.error_ = error;
@@ -203,7 +213,10 @@ void Endpoint::complete(void* context, std::size_t bytes, int error) {
 }
 
 void Endpoint::sleep(std::chrono::milliseconds at_most) {
-  if (wait_fd_ < 0) return;
+  if (wait_fd_ < 0) {  // nothing to sleep on: not so long that it would matter
+    std::this_thread::sleep_for(std::min<Clock::duration>(at_most, kBlindSleep));
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     fid* queue = &completions_->fid;

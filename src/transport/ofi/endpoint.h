@@ -70,7 +70,9 @@ class Endpoint {
 
   /// False if there is no room at the moment: call progress() and try again.
   bool send(Peer peer, std::uint64_t tag, std::span<const std::byte> data, Request& request);
-  bool receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request);
+  /// Bits of the tag that are set in `any_of` may have any value.
+  bool receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
+               std::uint64_t any_of = 0);
   /// Asks for it; the request is done when progress() says so.
   void cancel(Request& request) noexcept;
 
@@ -85,7 +87,7 @@ class Endpoint {
   std::size_t progress();
   /// The same, unless another thread is at it: then it completes this one's requests, too.
   std::size_t try_progress();
-  /// Until something may have happened, or the time is over. Returns at once where it cannot sleep.
+  /// Until something may have happened, or the time is over; shorter where it cannot be woken.
   void sleep(std::chrono::milliseconds at_most);
 
  private:
@@ -99,6 +101,7 @@ class Endpoint {
   using Owned = std::unique_ptr<Object, Close>;
 
   void open(fi_info& info);
+  static void prepare(Request& request);
   bool start(Request& request, ssize_t result);
   void complete(void* context, std::size_t bytes, int error);
   std::size_t progress_locked();

@@ -10,19 +10,19 @@
 namespace tccl::ofi {
 namespace {
 
-/// Enough that cells seldom find none posted.
-constexpr std::size_t kPostedReceives = 4;
 /// Cells of one link that have not left yet.
 constexpr std::size_t kMostLeaving = 16;
 constexpr std::size_t kCellBytes = std::size_t{64} << 10;
+constexpr auto kKnockPeriod = std::chrono::milliseconds(200);
+/// A rank is never so many cells ahead of what was taken.
+constexpr std::uint64_t kFarAhead = std::uint64_t{1} << 20;
 /// The other side is told of claimed messages with the next cell, and at the latest after this
 /// many bytes.
 constexpr std::uint64_t kUntoldBytes = std::uint64_t{256} << 10;
 
 /// In front of a cell.
 struct Envelope {
-  std::int32_t source;
-  std::uint32_t unused;
+  CellAddress address;
   std::uint64_t number;  // of that source's cells for this rank
   std::uint64_t eager_claimed;
   CellHeader cell;
@@ -46,20 +46,28 @@ class OfiLink final : public Link {
   void post(const CellHeader& header, const void* payload) override {
     if (!std::exchange(entered_, true)) box_.members_.enter(rank_);
     auto parcel = box_.network_.take_parcel();
-    const Envelope envelope{box_.members_.rank(), 0, posted_++, claimed_, header};
+    if (header.payload_bytes > kCellBytes) throw Error(Errc::internal, "a cell is too long");
+    const RankAddress& to = box_.addresses_[static_cast<std::size_t>(rank_)];
+    const Envelope envelope{
+        {box_.members_.uid(), to.group_number, box_.members_.rank()}, posted_++, claimed_, header};
     told_ = claimed_;
     std::memcpy(parcel->header(), &envelope, sizeof envelope);
     kernels::copy(parcel->data(), payload, header.payload_bytes);
     parcel->request_to(rank_);
     leaving_.push_back(parcel);
     box_.waiting_[rank_] = {std::move(parcel), header.payload_bytes};
-    box_.members_.count_sent(rank_, Traffic::point_to_point);
     box_.send_waiting(rank_);
     box_.note_sending();
   }
 
   void wake_receiver() override {}
-  void knock() override { box_.members_.knock(rank_); }
+  /// Seldom: a receiver that is stopped would be swamped with them.
+  void knock() override {
+    const auto now = Clock::now();
+    if (now - last_knock_ < kKnockPeriod) return;
+    last_knock_ = now;
+    box_.members_.knock(rank_);
+  }
 
   bool take(Take each) override {
     auto& from = box_.incoming_[static_cast<std::size_t>(rank_)];
@@ -103,6 +111,7 @@ class OfiLink final : public Link {
   int rank_;
   bool entered_ = false;
   std::uint64_t posted_ = 0;
+  Clock::time_point last_knock_;
   std::uint64_t claimed_ = 0;       // bytes of its eager messages that found a receive here
   std::uint64_t told_ = 0;          // of these, what it knows of
   std::uint64_t their_claims_ = 0;  // the same the other way
@@ -115,13 +124,7 @@ Mailbox::Mailbox(Network& network, Members& members, std::vector<RankAddress> ad
       members_(members),
       addresses_(std::move(addresses)),
       own_group_number_(own_group_number),
-      incoming_(addresses_.size()) {
-  for (std::size_t i = 0; i < kPostedReceives; ++i) post_receive();
-}
-
-Mailbox::~Mailbox() {
-  for (const auto& parcel : posted_) network_.endpoint().cancel(parcel->incoming());
-}
+      incoming_(addresses_.size()) {}
 
 std::unique_ptr<Link> Mailbox::link_to(int rank) { return std::make_unique<OfiLink>(*this, rank); }
 
@@ -134,45 +137,31 @@ bool Mailbox::send_waiting(int rank) {
   if (!network_.endpoint().send(to.peer, tag, parcel.first(found->second.bytes),
                                 *parcel.sendings().front().request))
     return false;
+  members_.count_sent(rank, Traffic::point_to_point);
   outgoing_.push_back(std::move(found->second.parcel));
   waiting_.erase(found);
   return true;
 }
 
-void Mailbox::post_receive() {
-  auto parcel = network_.take_parcel();
-  Request& request = parcel->request_from(-1, 0);
-  const std::uint64_t tag = tag_of(own_group_number_, Traffic::point_to_point, 0);
-  while (!network_.endpoint().receive(Endpoint::kAnyone, tag, parcel->first(Wire::kMostBytes),
-                                      request))
-    network_.endpoint().progress();
-  posted_.push_back(std::move(parcel));
-}
-
 void Mailbox::collect() {
-  network_.progress();
-  while (!outgoing_.empty() && outgoing_.front()->is_idle()) outgoing_.pop_front();
+  for (const auto& parcel : network_.take_cells(own_group_number_)) accept(parcel);
+  std::erase_if(outgoing_, [](const auto& parcel) { return parcel->is_idle(); });
   if (!waiting_.empty())
     for (int rank = 0; rank < members_.size(); ++rank) send_waiting(rank);
   note_sending();
-  for (std::size_t i = 0; i < posted_.size();) {
-    if (!posted_[i]->is_idle()) {
-      ++i;
-      continue;
-    }
-    const auto parcel = std::move(posted_[i]);
-    posted_.erase(posted_.begin() + static_cast<std::ptrdiff_t>(i));
-    post_receive();
-    const Request& request = parcel->incoming();
-    if (request.error() != 0)
-      throw Error(Errc::system, formatted("group {}: receiving: {}", members_.name(),
-                                          library().strerror(request.error())));
-    Envelope envelope;
-    std::memcpy(&envelope, parcel->header(), sizeof envelope);
-    const auto source = static_cast<std::size_t>(envelope.source);
-    if (request.bytes() < Parcel::kHeaderBytes || source >= incoming_.size()) continue;  // garbage
-    incoming_[source].waiting[envelope.number] = parcel;
-  }
+}
+
+/// What is not as it should be did not come from a rank of this group: anyone can send.
+void Mailbox::accept(const std::shared_ptr<Parcel>& parcel) {
+  Envelope envelope;
+  std::memcpy(&envelope, parcel->header(), sizeof envelope);
+  const int source = envelope.address.source;
+  const bool is_remote = source >= 0 && source < members_.size() && !members_.is_local(source);
+  if (!is_remote || envelope.address.group_uid != members_.uid() ||
+      envelope.cell.payload_bytes != parcel->incoming().bytes() - Parcel::kHeaderBytes)
+    return;
+  Incoming& from = incoming_[static_cast<std::size_t>(source)];
+  if (envelope.number - from.next < kFarAhead) from.waiting[envelope.number] = parcel;
 }
 
 void Mailbox::close(Deadline deadline) noexcept {
@@ -191,9 +180,10 @@ void Mailbox::close(Deadline deadline) noexcept {
   } catch (const Error&) {
     // The network is gone, and with it what was to leave.
   }
-  for (const auto& parcel : outgoing_)
-    network_.endpoint().give_up(*parcel->sendings().front().request);
   outgoing_.clear();
+  waiting_.clear();
+  note_sending();
+  network_.forget_group(own_group_number_);
 }
 
 }  // namespace tccl::ofi

@@ -1,7 +1,7 @@
 // Point-to-point traffic of one group with ranks of other hosts.
 //
-// Cells of all ranks arrive in the same few posted receives; each says whose it is and which of
-// that rank's, so that the order of arrival does not matter. Used under the lock of its engine.
+// Each cell says whose it is and which of that rank's, so that the order of arrival does not
+// matter. Used under the lock of its engine.
 #pragma once
 
 #include <deque>
@@ -20,7 +20,6 @@ class Mailbox {
  public:
   Mailbox(Network& network, Members& members, std::vector<RankAddress> addresses,
           std::uint32_t own_group_number);
-  ~Mailbox();
 
   [[nodiscard]] std::unique_ptr<Link> link_to(int rank);
   /// Sorts what has come, and sends what could not be sent yet.
@@ -43,7 +42,7 @@ class Mailbox {
     std::shared_ptr<Parcel> parcel;
     std::size_t bytes = 0;
   };
-  void post_receive();
+  void accept(const std::shared_ptr<Parcel>& parcel);
   void note_sending() {
     sending_.store(!waiting_.empty() || !outgoing_.empty(), std::memory_order_relaxed);
   }
@@ -54,7 +53,6 @@ class Mailbox {
   Members& members_;
   std::vector<RankAddress> addresses_;
   std::uint32_t own_group_number_;
-  std::deque<std::shared_ptr<Parcel>> posted_;
   std::vector<Incoming> incoming_;  // by rank
   std::atomic<bool> sending_{false};
   std::map<int, Waiting> waiting_;  // by rank: a cell that libfabric has not taken yet

@@ -1,6 +1,8 @@
 #include "transport/ofi/network.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "base/format.h"
 #include "tccl/error.h"
@@ -10,6 +12,9 @@ namespace {
 
 /// What has not left after this time goes to somebody who no longer takes it.
 constexpr std::chrono::milliseconds kLastWords{2000};
+
+/// Enough that cells seldom find none posted.
+constexpr std::size_t kPostedReceives = 32;
 
 /// The first free port of the range; libfabric takes a fixed one, or any.
 std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::string& address) {
@@ -36,6 +41,7 @@ Request& Parcel::request_to(int rank) {
 Request& Parcel::request_from(int rank, std::uint64_t number) {
   from_ = rank;
   number_ = number;
+  expects_ = true;
   return new_request();
 }
 
@@ -52,7 +58,9 @@ bool Parcel::is_idle() const {
 
 /// Parcels that nobody holds: those that are free, and those that the network still uses.
 struct Network::Depot {
-  std::mutex mutex;
+  std::atomic<Endpoint*> endpoint{nullptr};
+  std::atomic<bool> forked{false};
+  std::mutex mutex;  // guards the rest
   std::vector<std::unique_ptr<Parcel>> free;
   std::vector<std::unique_ptr<Parcel>> busy;
 
@@ -66,9 +74,20 @@ struct Network::Depot {
     return parcel;
   }
   void give_back(std::unique_ptr<Parcel> parcel) {
+    if (forked.load(std::memory_order_relaxed)) {
+      static_cast<void>(parcel.release());  // its locks may be held for ever
+      return;
+    }
+    call_off(*parcel);
     const std::lock_guard lock(mutex);
     (parcel->is_idle() ? free : busy).push_back(std::move(parcel));
     if (free.size() > kMostFree) free.pop_back();
+  }
+  void call_off(Parcel& parcel) {
+    Endpoint* open = endpoint.load(std::memory_order_relaxed);
+    if (open == nullptr || parcel.is_idle()) return;
+    if (parcel.is_expecting()) open->cancel(parcel.incoming());
+    for (const auto& sending : parcel.sendings()) open->give_up(*sending.request);
   }
   void sweep() {
     const auto idle = std::partition(busy.begin(), busy.end(),
@@ -88,13 +107,67 @@ Network::Network(Monitor& monitor, Options options)
                          .ports = options.settings->ports,
                          .liveness_timeout = options.settings->liveness_timeout,
                          .self = std::move(options.self),
-                         .on_notice = std::move(options.on_notice)}) {}
-
-Network::~Network() { close(); }
-
-std::uint32_t Network::new_group_number() noexcept {
-  return groups_.fetch_add(1, std::memory_order_relaxed) + 1;
+                         .on_notice = std::move(options.on_notice)}) {
+  depot_->endpoint.store(endpoint_.get(), std::memory_order_relaxed);
 }
+
+Network::~Network() {
+  close();
+  depot_->endpoint.store(nullptr, std::memory_order_relaxed);  // it ends with all that is posted
+}
+
+std::uint32_t Network::new_group_number() {
+  const std::lock_guard lock(cells_mutex_);
+  do {
+    last_group_ = last_group_ % kMostGroupNumber + 1;
+  } while (cells_.contains(last_group_));
+  cells_[last_group_];
+  return last_group_;
+}
+
+void Network::forget_group(std::uint32_t number) noexcept {
+  const std::lock_guard lock(cells_mutex_);
+  cells_.erase(number);
+}
+
+std::vector<std::shared_ptr<Parcel>> Network::take_cells(std::uint32_t group_number) {
+  progress();
+  const std::lock_guard lock(cells_mutex_);
+  sort_cells();
+  post_cell_receives();
+  const auto found = cells_.find(group_number);
+  return found == cells_.end() ? std::vector<std::shared_ptr<Parcel>>()
+                               : std::exchange(found->second, {});
+}
+
+void Network::post_cell_receives() {
+  while (posted_.size() < kPostedReceives) {
+    auto parcel = take_parcel();
+    Request& request = parcel->request_from(-1, 0);
+    const std::uint64_t tag = tag_of(0, Traffic::point_to_point, 0);
+    const std::uint64_t any_group = tag_of(kMostGroupNumber, Traffic::collective, 0);
+    if (!endpoint_->receive(Endpoint::kAnyone, tag, parcel->first(Wire::kMostBytes), request,
+                            any_group))
+      return;  // no room: the next look will find some
+    posted_.push_back(std::move(parcel));
+  }
+}
+
+/// Cells of groups that this process has left, and what is no cell, are dropped.
+void Network::sort_cells() {
+  std::erase_if(posted_, [&](const std::shared_ptr<Parcel>& parcel) {
+    if (!parcel->is_idle()) return false;
+    const Request& request = parcel->incoming();
+    CellAddress address;
+    std::memcpy(&address, parcel->header(), sizeof address);
+    if (request.error() != 0 || request.bytes() < Parcel::kHeaderBytes) return true;
+    if (const auto found = cells_.find(address.group_number); found != cells_.end())
+      found->second.push_back(parcel);
+    return true;
+  });
+}
+
+void Network::drop_in_child() noexcept { depot_->forked.store(true, std::memory_order_relaxed); }
 
 std::shared_ptr<Parcel> Network::take_parcel() {
   return {depot_->take().release(),

@@ -6,16 +6,34 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "base/settings.h"
 #include "bootstrap/control.h"
+#include "transport/members.h"
 #include "transport/ofi/endpoint.h"
 #include "transport/wire.h"
 
 namespace tccl::ofi {
+
+constexpr std::uint32_t kMostGroupNumber = 0xfffff;
+
+/// Which message it is: 48 bits, because some networks have no more. A receiver's group number,
+/// not the sender's: a process never gives the same one to two groups.
+constexpr std::uint64_t tag_of(std::uint32_t group_number, Traffic traffic, std::uint64_t number) {
+  return (std::uint64_t{group_number & kMostGroupNumber} << 28) |
+         (std::uint64_t{traffic == Traffic::point_to_point} << 27) | (number & 0x7ffffff);
+}
+
+/// In front of every cell: for whom it is.
+struct CellAddress {
+  std::uint64_t group_uid;
+  std::uint32_t group_number;
+  std::int32_t source;  // rank in the group
+};
 
 /// Memory for one message and the requests that use it.
 class Parcel final : public Wire::Letter {
@@ -35,6 +53,8 @@ class Parcel final : public Wire::Letter {
   Request& request_to(int rank);
   Request& request_from(int rank, std::uint64_t number);
   [[nodiscard]] bool is_idle() const;
+  /// Whether a message may still come into this memory.
+  [[nodiscard]] bool is_expecting() const { return expects_ && !requests_.front().done(); }
   struct Sending {
     int to;
     Request* request;
@@ -46,6 +66,7 @@ class Parcel final : public Wire::Letter {
   [[nodiscard]] std::uint64_t number() const { return number_; }
   void reset() {
     used_ = 0;
+    expects_ = false;
     sendings_.clear();
   }
 
@@ -55,6 +76,7 @@ class Parcel final : public Wire::Letter {
   std::unique_ptr<std::byte[]> memory_;  // NOLINT(modernize-avoid-c-arrays)
   std::deque<Request> requests_;
   std::vector<Sending> sendings_;
+  bool expects_ = false;
   int from_ = -1;
   std::uint64_t number_ = 0;
   std::size_t used_ = 0;
@@ -74,27 +96,43 @@ class Network {
   [[nodiscard]] Endpoint& endpoint() noexcept { return *endpoint_; }
   [[nodiscard]] Control& control() noexcept { return control_; }
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
-  /// How this process calls a new group in messages that it receives.
-  std::uint32_t new_group_number() noexcept;
+  /// How this process calls a new group in messages that it receives. From now on cells for it are
+  /// kept, until forget_group().
+  std::uint32_t new_group_number();
+  void forget_group(std::uint32_t number) noexcept;
 
+  /// When nobody holds it any more, what the network still does with it is called off.
   std::shared_ptr<Parcel> take_parcel();
+
+  /// Point-to-point cells of all groups arrive in the same few receives, for which libfabric has
+  /// room once, not once per group. Returns those that have come for one group.
+  std::vector<std::shared_ptr<Parcel>> take_cells(std::uint32_t group_number);
 
   /// Moves data, unless another thread does.
   void progress() { endpoint_->try_progress(); }
   /// Whether messages have not left yet.
   [[nodiscard]] bool has_outstanding() const noexcept { return endpoint_->sending() != 0; }
 
+  /// In a forked child: nothing is given back or called off any more.
+  void drop_in_child() noexcept;
+
   /// Says goodbye and waits, not long, until what was sent has left. Idempotent.
   void close() noexcept;
 
  private:
   struct Depot;
+  void post_cell_receives();
+  void sort_cells();
+
   std::string address_;
   std::shared_ptr<Depot>
       depot_;  // outlives the endpoint, which may write to a parcel until its end
   std::unique_ptr<Endpoint> endpoint_;
   Control control_;
-  std::atomic<std::uint32_t> groups_{0};
+  std::mutex cells_mutex_;  // guards the rest
+  std::uint32_t last_group_ = 0;
+  std::map<std::uint32_t, std::vector<std::shared_ptr<Parcel>>> cells_;  // by group number
+  std::vector<std::shared_ptr<Parcel>> posted_;
 };
 
 }  // namespace tccl::ofi

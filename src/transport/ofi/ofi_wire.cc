@@ -27,7 +27,6 @@ OfiWire::OfiWire(Network& network, Members& members, Options options)
       members_(members),
       addresses_(std::move(options.addresses)),
       own_group_number_(options.own_group_number),
-      format_(options.format),
       algorithm_name_(options.algorithm_name),
       poll_interrupt_(std::move(options.poll_interrupt)),
       counts_(addresses_.size()) {}
@@ -53,7 +52,9 @@ void OfiWire::send(const LetterPtr& letter, std::size_t bytes, std::span<const i
     const std::uint64_t tag =
         tag_of(address(rank).group_number, Traffic::collective, counts(rank).sent);
     wait(rank, std::nullopt, [&] {
-      return network_.endpoint().send(address(rank).peer, tag, parcel->first(bytes), request);
+      return attempt(rank, "sending to", [&] {
+        return network_.endpoint().send(address(rank).peer, tag, parcel->first(bytes), request);
+      });
     });
     ++counts(rank).sent;
     members_.count_sent(rank, Traffic::collective);
@@ -69,7 +70,10 @@ Wire::LetterPtr OfiWire::expect(int from) {
   Request& request = parcel->request_from(from, number);
   const std::uint64_t tag = tag_of(own_group_number_, Traffic::collective, number);
   wait(from, std::nullopt, [&] {
-    return network_.endpoint().receive(address(from).peer, tag, parcel->first(kMostBytes), request);
+    return attempt(from, "receiving from", [&] {
+      return network_.endpoint().receive(address(from).peer, tag, parcel->first(kMostBytes),
+                                         request);
+    });
   });
   return parcel;
 }
@@ -79,14 +83,11 @@ std::size_t OfiWire::length_of(const LetterPtr& letter) {
   const Request& request = parcel.incoming();
   wait(parcel.from(), parcel.number(), [&] { return request.done(); });
   if (request.error() != 0)
-    throw Error(Errc::system,
-                formatted("{}: receiving from {}: {}", operation(), members_.who(parcel.from()),
-                          library().strerror(request.error())),
-                {parcel.from()});
+    throw_failed(parcel.from(), "receiving from", library().strerror(request.error()));
   OpRecord theirs;
   std::memcpy(&theirs, parcel.header(), sizeof theirs);
   check_record(parcel.from(), theirs);
-  return request.bytes() - Parcel::kHeaderBytes;
+  return request.bytes() - std::min(request.bytes(), Parcel::kHeaderBytes);
 }
 
 const std::byte* OfiWire::await(const LetterPtr& letter, std::size_t bytes) {
@@ -134,18 +135,25 @@ void OfiWire::collect_sent() {
   }
 }
 
-/// libfabric says that something went wrong, and the control connection why, a moment later.
 void OfiWire::check_sent(const Parcel& parcel) {
-  for (const auto& [to, request] : parcel.sendings()) {
-    const int error = request->error();
-    if (error == 0) continue;
-    const Deadline patience = deadline_after(kLastWords * 10);
-    wait(to, std::nullopt, [&] { return Clock::now() >= patience; });
-    throw Error(Errc::system,
-                formatted("{}: sending to {}: {}", operation(), members_.who(to),
-                          library().strerror(error)),
-                {to});
+  for (const auto& [to, request] : parcel.sendings())
+    if (request->error() != 0) throw_failed(to, "sending to", library().strerror(request->error()));
+}
+
+bool OfiWire::attempt(int rank, const char* what, FunctionRef<bool()> action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw_failed(rank, what, error.what());
   }
+}
+
+/// libfabric says that something went wrong, and the control connection why, a moment later.
+void OfiWire::throw_failed(int rank, const char* what, const std::string& why) {
+  const Deadline patience = deadline_after(kLastWords * 10);
+  wait(rank, std::nullopt, [&] { return Clock::now() >= patience; });
+  throw Error(Errc::system, formatted("{}: {} {}: {}", operation(), what, members_.who(rank), why),
+              {rank});
 }
 
 void OfiWire::wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready) {
@@ -211,8 +219,6 @@ void OfiWire::close(Deadline deadline) noexcept {
   } catch (const Error&) {
     // The network is gone, and with it what was to leave.
   }
-  for (const auto& parcel : outgoing_)
-    for (const auto& sending : parcel->sendings()) network_.endpoint().give_up(*sending.request);
   outgoing_.clear();
 }
 

@@ -23,20 +23,12 @@ struct RankAddress {
   std::uint32_t group_number = 0;  // its own name for the group
 };
 
-/// Which message it is: 48 bits, because some networks have no more. A receiver's group number,
-/// not the sender's: a process never gives the same one to two groups.
-constexpr std::uint64_t tag_of(std::uint32_t group_number, Traffic traffic, std::uint64_t number) {
-  return (std::uint64_t{group_number & 0xfffff} << 28) |
-         (std::uint64_t{traffic == Traffic::point_to_point} << 27) | (number & 0x7ffffff);
-}
-
 class OfiWire final : public Wire {
  public:
   using AlgorithmName = const char* (*)(std::uint8_t index);
   struct Options {
     std::vector<RankAddress> addresses;  // by rank
     std::uint32_t own_group_number = 0;
-    WireFormat format = WireFormat::same;
     AlgorithmName algorithm_name = nullptr;
     std::function<void()> poll_interrupt;
   };
@@ -44,7 +36,7 @@ class OfiWire final : public Wire {
 
   [[nodiscard]] int rank() const noexcept override { return members_.rank(); }
   [[nodiscard]] const Layout& layout() const noexcept override { return members_.layout(); }
-  [[nodiscard]] WireFormat format() const noexcept override { return format_; }
+  [[nodiscard]] WireFormat format() const noexcept override { return record_.wire_format; }
   [[nodiscard]] LetterPtr blank() override { return network_.take_parcel(); }
   void send(const LetterPtr& letter, std::size_t bytes, std::span<const int> to) override;
   [[nodiscard]] LetterPtr expect(int from) override;
@@ -79,6 +71,8 @@ class OfiWire final : public Wire {
   [[nodiscard]] Error timed_out(int rank) const;
   void collect_sent();
   void check_sent(const Parcel& parcel);
+  bool attempt(int rank, const char* what, FunctionRef<bool()> action);
+  [[noreturn]] void throw_failed(int rank, const char* what, const std::string& why);
   void check_record(int from, const OpRecord& theirs) const;
   [[nodiscard]] std::string operation() const;
 
@@ -86,7 +80,6 @@ class OfiWire final : public Wire {
   Members& members_;
   std::vector<RankAddress> addresses_;
   std::uint32_t own_group_number_;
-  WireFormat format_;
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
   std::vector<Counts> counts_;

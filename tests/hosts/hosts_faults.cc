@@ -1,0 +1,270 @@
+// What goes wrong between hosts, with ranks as processes in network namespaces:
+//
+//   TCCL_NAMESPACES=/run/netns/a,/run/netns/b hosts_faults
+//
+// tests/hosts/test_faults.py makes the namespaces and runs each test.
+#include <fcntl.h>
+#include <sched.h>
+
+#include <numeric>
+#include <sstream>
+
+#include "faults/harness.h"
+
+namespace faults {
+namespace {
+
+constexpr std::size_t kLarge = std::size_t{64} << 20;
+
+void enter_host(int host) {
+  std::istringstream names(std::getenv("TCCL_NAMESPACES"));
+  std::string path;
+  for (int i = 0; i <= host; ++i) std::getline(names, path, ',');
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  check(file >= 0 && ::setns(file, CLONE_NEWNET) == 0, "setns");
+  ::close(file);
+}
+
+/// The ranks of a job, each on its host.
+Ranks ranks_on(const std::vector<int>& hosts, const std::function<void(Rank&)>& body) {
+  return {static_cast<int>(hosts.size()), [=](Rank& rank) {
+            enter_host(hosts[static_cast<std::size_t>(rank.rank)]);
+            body(rank);
+          }};
+}
+
+void expect_sum(tccl::Communicator& comm) {
+  std::vector<float> x(100'000, 1.0F);
+  comm.run(tccl::allreduce(x.data(), x.data(), x.size(), DType::float32, ReduceOp::sum));
+  for (const float value : x) check(value == static_cast<float>(comm.size()), "the sum");
+}
+
+std::string reason_for_throwing(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const tccl::Error& error) {
+    return error.what();
+  }
+  throw std::runtime_error("nothing was thrown");
+}
+
+TEST(Hosts, AbortInTheMiddleOfALargeReceiveLeavesItsMemoryAlone) {
+  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+    auto comm = rank.join("first");
+    auto memory = std::make_unique<std::vector<std::byte>>(kLarge, std::byte{7});
+    const bool sends = rank.rank == 0;
+    auto work = comm->start(sends ? tccl::send(memory->data(), kLarge, 1)
+                                  : tccl::recv(memory->data(), kLarge, 0));
+    std::this_thread::sleep_for(20ms);
+    if (!sends) comm->abort("the test wants it");
+    const std::string reason = reason_for_throwing([&] { work->wait(); });
+    check(reason.find("the test wants it") != std::string::npos, "the reason");
+    memory.reset();
+    auto second = rank.join("second");
+    expect_sum(*second);
+    std::this_thread::sleep_for(200ms);
+    expect_sum(*second);
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, AbortInTheMiddleOfALargeCollectiveLeavesItsMemoryAlone) {
+  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+    auto comm = rank.join("first");
+    auto memory = std::make_unique<std::vector<float>>(kLarge / 4, 1.0F);
+    auto work = comm->start(tccl::allreduce(memory->data(), memory->data(), memory->size(),
+                                            DType::float32, ReduceOp::sum));
+    std::this_thread::sleep_for(10ms);
+    if (rank.rank == 3) comm->abort("the test wants it");
+    const std::string reason = reason_for_throwing([&] { work->wait(); });
+    check(reason.find("the test wants it") != std::string::npos, "the reason");
+    memory.reset();
+    auto second = rank.join("second");
+    expect_sum(*second);
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, KilledRankIsNamedOnEveryHost) {
+  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+    auto comm = rank.join("world");
+    expect_sum(*comm);
+    rank.say("ready");
+    std::vector<float> x(1000);
+    const std::string reason = reason_for_throwing([&] {
+      for (;;)
+        comm->run(tccl::allreduce(x.data(), x.data(), x.size(), DType::float32, ReduceOp::sum));
+    });
+    rank.say("reason " + reason);
+  });
+  ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+  std::this_thread::sleep_for(100ms);
+  const double killed = ranks.kill_rank(3);
+  ranks.finish();
+  const std::string who = "pid " + std::to_string(ranks.outcomes[3].pid);
+  for (const int survivor : {0, 1, 2}) {
+    const auto line = ranks.outcomes[static_cast<std::size_t>(survivor)].find("reason");
+    ASSERT_TRUE(line) << ranks.transcript();
+    EXPECT_NE(line->text.find("rank 3 (host "), std::string::npos) << line->text;
+    EXPECT_NE(line->text.find(who), std::string::npos) << line->text;
+    EXPECT_NE(line->text.find("allreduce #"), std::string::npos) << line->text;
+    EXPECT_LT(line->time_ms - killed, 10'000);  // the goal is 1000
+    std::printf("rank %d knew after %.0f ms\n", survivor, line->time_ms - killed);
+  }
+}
+
+TEST(Hosts, DifferentCallsAreNamedOnEveryHost) {
+  Ranks ranks = ranks_on({0, 1, 1}, [](Rank& rank) {
+    auto comm = rank.join("world");
+    std::vector<float> x(rank.rank == 2 ? 99 : 100);
+    const std::string reason = reason_for_throwing([&] {
+      comm->run(tccl::allreduce(x.data(), x.data(), x.size(), DType::float32, ReduceOp::sum));
+      comm->run(tccl::barrier());
+    });
+    check(reason.find("count 99") != std::string::npos, reason.c_str());
+    check(reason.find("count 100") != std::string::npos, reason.c_str());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, DifferentCallsOnTwoHostsAreNamed) {
+  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+    auto comm = rank.join("world");
+    std::vector<float> x(100);
+    const std::string reason = reason_for_throwing([&] {
+      if (rank.rank == 0)
+        comm->run(tccl::broadcast(x.data(), x.size(), DType::float32, 0));
+      else
+        comm->run(tccl::allreduce(x.data(), x.data(), x.size(), DType::float32, ReduceOp::sum));
+      comm->run(tccl::barrier());
+    });
+    check(reason.find("called broadcast") != std::string::npos, reason.c_str());
+    check(reason.find("called allreduce") != std::string::npos, reason.c_str());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, PairThatDisagreesAboutItsSizeIsNamed) {
+  Ranks ranks = ranks_on({0, 1, 1}, [](Rank& rank) {
+    auto comm = rank.join("world");
+    std::vector<float> x(30);
+    std::vector<tccl::ConstBlock> in;
+    std::vector<tccl::Block> out;
+    for (int other = 0; other < 3; ++other) {
+      in.push_back({x.data(), 5});
+      out.push_back({x.data() + 10, rank.rank == 0 && other == 2 ? std::size_t{6} : 5});
+    }
+    const std::string reason = reason_for_throwing([&] {
+      comm->run(tccl::alltoallv(in, out, DType::float32));
+      comm->run(tccl::barrier());
+    });
+    check(reason.find("rank 2 sends 20 bytes to rank 0, which expects 24") != std::string::npos,
+          reason.c_str());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, AnySourceTakesMessagesOfBothKindsInTheOrderOfEachSender) {
+  constexpr int kMessages = 200;
+  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+    auto comm = rank.join("world");
+    if (rank.rank != 0) {
+      for (int i = 0; i < kMessages; ++i) {
+        std::vector<int> data(i % 20 == 0 ? 30'000 : 10, i);  // some are announced first
+        comm->run(tccl::send(data.data(), data.size() * sizeof(int), 0, i % 20 == 0 ? 1 : 0));
+      }
+    } else {
+      std::vector<int> next[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+      std::vector<int> data(30'000);
+      const auto take = [&](std::size_t count, std::uint64_t tag) {
+        auto work =
+            comm->start(tccl::recv(data.data(), count * sizeof(int), tccl::kAnySource, tag));
+        work->wait();
+        int& expected = next[tag][static_cast<std::size_t>(work->source())];
+        while ((expected % 20 == 0) != (tag == 1)) ++expected;
+        check(data[0] == expected && data[count - 1] == expected, "order");
+        ++expected;
+      };
+      for (int i = 0; i < 3 * kMessages / 20; ++i) take(30'000, 1);
+      for (int i = 0; i < 3 * (kMessages - kMessages / 20); ++i) take(10, 0);
+    }
+    comm->run(tccl::barrier());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, RootThatSendsAndLeavesDisturbsNobody) {
+  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+    std::vector<int> x(300'000, rank.rank == 0 ? 5 : 0);
+    int small = rank.rank == 0 ? 6 : 0;
+    auto comm = rank.join("world");
+    if (rank.rank == 1) std::this_thread::sleep_for(500ms);
+    comm->run(tccl::broadcast(x.data(), x.size(), DType::int32, 0));
+    comm->run(tccl::broadcast(&small, 1, DType::int32, 0));
+    check(x.front() == 5 && x.back() == 5 && small == 6, "the data");
+    if (rank.rank == 0)
+      comm->run(tccl::send(&small, sizeof small, 1));
+    else
+      comm->run(tccl::recv(&small, sizeof small, 0));
+    comm->close();
+    rank.context()->close();
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, RankThatHasLeftIsNamed) {
+  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+    auto comm = rank.join("world");
+    expect_sum(*comm);
+    if (rank.rank == 1) return comm->close();
+    const std::string reason = reason_for_throwing([&] { expect_sum(*comm); });
+    check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
+    check(reason.find("left group world") != std::string::npos, reason.c_str());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST(Hosts, ManyGroupsUseOneEndpoint) {
+  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+    auto world = rank.join("world");
+    std::vector<std::shared_ptr<tccl::Communicator>> groups;
+    for (int i = 0; i < 150; ++i) groups.push_back(world->split(0, i % 2 ? -rank.rank : 0, {}));
+    for (int i = 0; i < 10; ++i) groups.push_back(rank.join("met" + std::to_string(i)));
+    for (const auto& group : groups) expect_sum(*group);
+    const int before = count_entries("/proc/self/fd");
+    for (const auto& group : groups) {
+      int x = group->rank();
+      const int next = (group->rank() + 1) % group->size();
+      const int previous = (group->rank() + group->size() - 1) % group->size();
+      const auto work = group->start(tccl::send(&x, sizeof x, next));
+      int y = -1;
+      group->run(tccl::recv(&y, sizeof y, previous));
+      work->wait();
+      check(y == previous, "the neighbour");
+    }
+    check(count_entries("/proc/self/fd") < before + 20, "descriptors");
+    world->run(tccl::barrier());
+  });
+  ranks.expect_all_exit_cleanly(90s);
+}
+
+TEST(SlowHosts, MessagesOfMoreThan2GiB) {
+  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+    constexpr std::size_t kBytes = (std::size_t{2} << 30) + 12'345;
+    auto comm = rank.join("world", 120s);
+    std::vector<std::byte> data(kBytes, std::byte(rank.rank == 0 ? 9 : 0));
+    if (rank.rank == 0) {
+      comm->run(tccl::send(data.data(), kBytes, 1));
+    } else {
+      comm->run(tccl::recv(data.data(), kBytes, 0));
+      for (std::size_t i = 0; i < kBytes; i += 4093) check(data[i] == std::byte{9}, "the data");
+      check(data.back() == std::byte{9}, "the end");
+    }
+    comm->run(tccl::broadcast(data.data(), kBytes, DType::uint8, 1));
+    check(data.back() == std::byte{9}, "the end after the broadcast");
+  });
+  ranks.expect_all_exit_cleanly(180s);
+}
+
+}  // namespace
+}  // namespace faults

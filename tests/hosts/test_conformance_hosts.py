@@ -1,0 +1,67 @@
+"""The library against the reference with ranks on several hosts: see tests/conformance."""
+
+import pytest
+from host_conformance import conformance
+from virtual import virtual_hosts
+
+# The host of each rank.
+LAYOUTS = {
+    "2x2": [0, 0, 1, 1],
+    "4x1": [0, 1, 2, 3],
+    "3+1": [0, 0, 0, 1],
+    "interleaved": [0, 1, 0, 1],
+    "8x1": [0, 1, 2, 3, 4, 5, 6, 7],
+}
+ALL = list(LAYOUTS)
+SQUARES = ["2x2", "4x1"]
+
+TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
+SMALL = ["--chunk-bytes", 1000, "--eager-bytes", 100]
+LARGE = ["--limit-bytes", 1_000_000, "--large-one-in", 3]
+ALLREDUCE = ["--ops", "allreduce", "--limit-bytes", 65536]
+
+# Name, layouts, cases, options.
+SLOW = [
+    ("default", ALL, 5000, []),
+    ("limits", ALL, 3000, ["--limit-bytes", 65536]),
+    ("tiny", ALL, 3000, TINY),
+    ("small", ALL, 3000, SMALL),
+    ("large", ALL, 2000, LARGE),
+    ("exchange", ALL, 2000, [*ALLREDUCE, "--set", "CCL_ALLREDUCE=exchange"]),
+    ("lanes", ALL, 2000, [*ALLREDUCE, "--set", "CCL_ALLREDUCE=lanes"]),
+    ("exchange-tiny", SQUARES, 2000, [*ALLREDUCE, *TINY, "--set", "CCL_ALLREDUCE=exchange"]),
+    ("lanes-tiny", SQUARES, 2000, [*ALLREDUCE, *TINY, "--set", "CCL_ALLREDUCE=lanes"]),
+    ("wrap", ALL, 3000, ["--first-sequence", 2**32 - 1000]),
+    ("shared", SQUARES, 2000, ["--shared", "--limit-bytes", 300_000, "--large-one-in", 3]),
+    ("sockets", ["2x2"], 3000, ["--set", "CCL_ATL_PROVIDER=sockets"]),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with virtual_hosts(8) as hosts:
+        yield hosts
+
+
+@pytest.mark.parametrize("layout", SQUARES)
+def test_sample(hosts, layout):
+    conformance(hosts, LAYOUTS[layout], 1000, "--limit-bytes", 65536)
+
+
+@pytest.mark.parametrize("layout", SQUARES)
+def test_sample_of_tiny_pieces_while_sequence_numbers_wrap(hosts, layout):
+    conformance(hosts, LAYOUTS[layout], 300, *TINY, "--first-sequence", 2**32 - 100)
+
+
+def named(name: str, layout: str, cases: int, options: list):
+    return pytest.param(layout, cases, options, id=f"{name}-{layout}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("layout", "cases", "options"),
+    [named(name, layout, *rest) for name, layouts, *rest in SLOW for layout in layouts],
+)
+def test_conformance(hosts, layout, cases, options):
+    conformance(hosts, LAYOUTS[layout], cases, *options)

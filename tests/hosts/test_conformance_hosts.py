@@ -18,21 +18,26 @@ SQUARES = ["2x2", "4x1"]
 TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
 SMALL = ["--chunk-bytes", 1000, "--eager-bytes", 100]
 LARGE = ["--limit-bytes", 1_000_000, "--large-one-in", 3]
-ALLREDUCE = ["--ops", "allreduce", "--limit-bytes", 65536]
+LIMITS = ["--limit-bytes", 32768]  # where the choice of algorithm changes
+
+
+def forced(algorithm: str) -> list:
+    return ["--ops", "allreduce", "--set", f"CCL_ALLREDUCE={algorithm}"]
+
 
 # Name, layouts, cases, options.
 SLOW = [
-    ("default", ALL, 5000, []),
-    ("limits", ALL, 3000, ["--limit-bytes", 65536]),
-    ("tiny", ALL, 3000, TINY),
-    ("small", ALL, 3000, SMALL),
-    ("large", ALL, 2000, LARGE),
-    ("exchange", ALL, 2000, [*ALLREDUCE, "--set", "CCL_ALLREDUCE=exchange"]),
-    ("lanes", ALL, 2000, [*ALLREDUCE, "--set", "CCL_ALLREDUCE=lanes"]),
-    ("exchange-tiny", SQUARES, 2000, [*ALLREDUCE, *TINY, "--set", "CCL_ALLREDUCE=exchange"]),
-    ("lanes-tiny", SQUARES, 2000, [*ALLREDUCE, *TINY, "--set", "CCL_ALLREDUCE=lanes"]),
-    ("wrap", ALL, 3000, ["--first-sequence", 2**32 - 1000]),
-    ("shared", SQUARES, 2000, ["--shared", "--limit-bytes", 300_000, "--large-one-in", 3]),
+    ("default", ALL, 5000, LIMITS),
+    ("tiny", ALL, 2000, TINY),
+    ("small", SQUARES, 3000, SMALL),
+    ("large", SQUARES, 1000, LARGE),
+    ("large", ["3+1", "interleaved", "8x1"], 300, LARGE),
+    ("exchange", ALL, 2000, [*forced("exchange"), *LIMITS]),
+    ("lanes", ALL, 2000, [*forced("lanes"), *LIMITS]),
+    ("exchange-tiny", SQUARES, 1000, [*forced("exchange"), *TINY]),
+    ("lanes-tiny", SQUARES, 1000, [*forced("lanes"), *TINY]),
+    ("wrap", SQUARES, 3000, ["--first-sequence", 2**32 - 1000]),
+    ("shared", SQUARES, 1000, ["--shared", "--limit-bytes", 300_000, "--large-one-in", 3]),
     ("sockets", ["2x2"], 3000, ["--set", "CCL_ATL_PROVIDER=sockets"]),
 ]
 
@@ -45,7 +50,7 @@ def hosts():
 
 @pytest.mark.parametrize("layout", SQUARES)
 def test_sample(hosts, layout):
-    conformance(hosts, LAYOUTS[layout], 1000, "--limit-bytes", 65536)
+    conformance(hosts, LAYOUTS[layout], 1000, *LIMITS)
 
 
 @pytest.mark.parametrize("layout", SQUARES)

@@ -3,7 +3,8 @@
 run_ranks(3, check_something, argument) calls check_something(rank, size, argument) in three
 processes in which the group "ccl" exists, and returns what they returned. Processes come from a
 server that has torch loaded already, so that a run takes tenths of a second, not many seconds.
-`prepare`, if given, is called with the rank before the group exists.
+`prepare`, if given, is called with the rank before the group exists; `group` are further arguments
+of init_process_group().
 No run outlives its bound: a rank that is late prints its Python stack and ends.
 """
 
@@ -50,26 +51,26 @@ class Rank:
         self.process.join(max(1, deadline - time.monotonic()))
 
 
-def init_group(rank: int, size: int, store: str, timeout_s: float = BOUND_S) -> None:
+def init_group(rank: int, size: int, store: str, timeout_s: float = BOUND_S, **more) -> None:
     import torch.distributed as dist
 
-    dist.init_process_group(
-        "ccl",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    own = {
+        "init_method": f"file://{store}",
+        "rank": rank,
+        "world_size": size,
+        "timeout": timedelta(seconds=timeout_s),
+    }
+    dist.init_process_group("ccl", **{**own, **more})
 
 
-def _rank_main(rank, size, store, bound_s, prepare, function, args, connection):
+def _rank_main(rank, size, store, bound_s, prepare, group, function, args, connection):
     faulthandler.dump_traceback_later(bound_s, exit=True)
     try:
         import torch.distributed as dist
 
         if prepare:
             prepare(rank)
-        init_group(rank, size, store)
+        init_group(rank, size, store, **group)
         value = function(rank, size, *args)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -80,7 +81,7 @@ def _rank_main(rank, size, store, bound_s, prepare, function, args, connection):
 
 
 @contextlib.contextmanager
-def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None):
+def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None, group=None):
     """Starts the ranks; on leaving they are waited for, and then have .value or .failure."""
     deadline = time.monotonic() + bound_s + 5
     ranks = []
@@ -91,7 +92,7 @@ def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=
                 store = str(Path(directory) / "store")
                 process = _context.Process(
                     target=_rank_main,
-                    args=(rank, size, store, bound_s, prepare, function, args, theirs),
+                    args=(rank, size, store, bound_s, prepare, group or {}, function, args, theirs),
                 )
                 process.start()
                 theirs.close()
@@ -106,8 +107,9 @@ def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=
                     rank.process.join()
 
 
-def run_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None) -> list:
-    with started_ranks(size, function, *args, bound_s=bound_s, prepare=prepare) as ranks:
+def run_ranks(size: int, function, *args, **options) -> list:
+    """Options are those of started_ranks()."""
+    with started_ranks(size, function, *args, **options) as ranks:
         pass
     failures = [f"rank {r} {rank.failure}" for r, rank in enumerate(ranks) if rank.failure]
     assert not failures, "\n".join(failures)

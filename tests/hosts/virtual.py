@@ -6,7 +6,8 @@
 
 A host is a network namespace with a cable to one switch, and with its own host name, IPC objects,
 /dev/shm, /etc/hosts and boot_id. Files, processes and cores are the machine's. Nothing leaves the
-namespaces made here, and all of it is gone at the end, also what still runs on a host.
+namespaces made here, and all of it is gone at the end, also what still runs on a host. Hosts may
+have further cables, to switches of their own: eth1 of all of them is one network, and so on.
 """
 
 import contextlib
@@ -18,11 +19,10 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-NETWORK = "10.77.0"
 READY_S = 10.0
 CONTROL = "net.ipv4.tcp_congestion_control"
 _networks = itertools.count(1)  # a process may have several, which know nothing of each other
@@ -56,36 +56,66 @@ class Host:
 
     @property
     def address(self) -> str:
-        return f"{NETWORK}.{self.number}"
+        return self.address_in(0)
+
+    @property
+    def address6(self) -> str:
+        return self.address_in(0, 6)
+
+    def address_in(self, network: int, family: int = 4) -> str:
+        if family == 6:
+            return f"fd77:{network}::{self.number}"
+        return f"10.77.{network}.{self.number}"
+
+    @property
+    def path(self) -> str:
+        """The file that stands for its network."""
+        return f"/run/netns/{self.namespace}"
 
     @property
     def _port(self) -> str:
-        return f"port{self.number}"
+        return f"port{self.number}-0"
 
-    def plug_in(self) -> None:
+    def appear(self) -> None:
         command("ip", "netns", "add", self.namespace)
-        pair = ["type", "veth", "peer", "name", "eth0", "netns", self.namespace]
-        command("ip", "-n", self.switch, "link", "add", self._port, *pair)
-        command("ip", "-n", self.switch, "link", "set", self._port, "master", "switch", "up")
-        inside = ["ip", "-n", self.namespace]
-        command(*inside, "addr", "add", f"{self.address}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            command(*inside, "link", "set", device, "up")
+        command("ip", "-n", self.namespace, "link", "set", "lo", "up")
 
-    def boot(self, table: Path) -> None:
-        own = self.directory / self.name
-        own.mkdir()
+    def plug_in(self, network: int, families: tuple[int, ...]) -> None:
+        device, port, switch = f"eth{network}", f"port{self.number}-{network}", f"switch{network}"
+        pair = ["type", "veth", "peer", "name", device, "netns", self.namespace]
+        command("ip", "-n", self.switch, "link", "add", port, *pair)
+        command("ip", "-n", self.switch, "link", "set", port, "master", switch, "up")
+        inside = ["ip", "-n", self.namespace]
+        command(*inside, "link", "set", device, "up")
+        for family in families:
+            # Else IPv6 first asks for a second whether somebody else has the address.
+            length, flags = (64, ["nodad"]) if family == 6 else (24, [])
+            address = f"{self.address_in(network, family)}/{length}"
+            command(*inside, "addr", "add", address, "dev", device, *flags)
+
+    def set_names(self, *lines: str) -> None:
+        """What its /etc/hosts says besides localhost."""
+        self._names.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+
+    @property
+    def _names(self) -> Path:
+        return self.directory / self.name / "hosts"
+
+    def boot(self, *names: str) -> None:
+        own = self._names.parent
+        own.mkdir(parents=True)
+        self.set_names(*names)
         (own / "boot_id").write_text(f"{uuid.uuid4()}\n")
         (own / "resolv.conf").write_text("# names come from /etc/hosts alone\n")
         script = f"""
             hostname {self.name}
             mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-            mount --bind {table} /etc/hosts
+            mount --bind {self._names} /etc/hosts
             [ ! -e /etc/resolv.conf ] || mount --bind {own}/resolv.conf /etc/resolv.conf
             mount --bind {own}/boot_id /proc/sys/kernel/random/boot_id
             touch {own}/ready
             exec sleep infinity"""
-        network = ["nsenter", f"--net=/run/netns/{self.namespace}"]
+        network = ["nsenter", f"--net={self.path}"]
         others = ["unshare", "--uts", "--ipc", "--mount", "--propagation", "private"]
         self.keeper = subprocess.Popen(
             [*network, *others, "sh", "-ec", script], stderr=subprocess.PIPE, text=True
@@ -95,6 +125,13 @@ class Host:
             if self.keeper.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{self.name} does not start: {self.keeper.communicate()[1]}")
             time.sleep(0.01)
+
+    def container(self, name: str) -> "Host":
+        """Has this host's network, and all else of its own. Ends with this host."""
+        other = replace(self, name=name, _started=[])
+        other.boot()
+        self._started.append(other.keeper)
+        return other
 
     def inside(self, words: list[str]) -> list[str]:
         """The command line that runs another one here, in the current directory."""
@@ -135,9 +172,9 @@ class Host:
     def congestion_control(self) -> str:
         return self.run("sysctl", "-n", CONTROL).strip()
 
-    def sent_bytes(self) -> int:
+    def sent_bytes(self, device: str = "eth0") -> int:
         """Out of this host, since it was plugged in."""
-        (link,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", "eth0"))
+        (link,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", device))
         return link["stats64"]["tx"]["bytes"]
 
     def pids(self) -> list[int]:
@@ -157,27 +194,37 @@ class Host:
 
 @contextlib.contextmanager
 def virtual_hosts(
-    count: int, rate: str | None = None, names: list[str] | None = None
+    count: int,
+    rate: str | None = None,
+    names: list[str] | None = None,
+    *,
+    networks: int = 1,
+    families: tuple[int, ...] = (4,),
+    before_cables: Callable[[Host], None] = lambda host: None,
 ) -> Iterator[list[Host]]:
-    """They are called h1, h2, ... unless `names` says otherwise."""
+    """They are called h1, h2, ... unless `names` says otherwise. `families` are those of their
+    addresses, 4 and 6; `before_cables` may give a host interfaces that come before eth0."""
     called = names or [f"h{k}" for k in range(1, count + 1)]
     prefix = f"tccl{os.getpid()}-{next(_networks)}"
     switch = f"{prefix}-switch"
     with tempfile.TemporaryDirectory(prefix="tccl-hosts-") as directory:
         hosts = [
-            Host(k, name, switch, f"{prefix}-h{k}", Path(directory))
+            Host(k, name, switch, f"{prefix}-h{k}", Path(directory) / str(k))
             for k, name in zip(range(1, count + 1), called, strict=True)
         ]
-        table = Path(directory) / "hosts"
-        lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in hosts)]
-        table.write_text("\n".join(lines) + "\n")
+        known = [f"{host.address_in(0, v)} {host.name}" for host in hosts for v in families]
         try:
             command("ip", "netns", "add", switch)
-            command("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
-            command("ip", "-n", switch, "link", "set", "switch", "up")
+            for network in range(networks):
+                device = f"switch{network}"
+                command("ip", "-n", switch, "link", "add", device, "type", "bridge")
+                command("ip", "-n", switch, "link", "set", device, "up")
             for host in hosts:
-                host.plug_in()
-                host.boot(table)
+                host.appear()
+                before_cables(host)
+                for network in range(networks):
+                    host.plug_in(network, families)
+                host.boot(*known)
                 host.set_rate(rate)
             yield hosts
         finally:

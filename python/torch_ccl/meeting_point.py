@@ -1,10 +1,13 @@
 """Ranks on several hosts that are told to meet at a loopback address never would: say so.
 
-Each of them would wait for a store on its own host, for half an hour, inside torch. What the
-launcher says about the number of hosts is looked at when torch is about to make the store.
+Each of them would wait for a store on its own host, for half an hour, inside torch. So if what the
+launcher says about the number of hosts makes that likely, and nobody serves a store here after a
+while, that is an error. (Two launchers on one machine may say the same, but then the store comes.)
 """
 
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -25,6 +28,10 @@ SIZES = (
 )
 
 
+#: How long rank 0 may take to come, if it is on this host after all.
+PATIENCE_S = 8.0
+
+
 def _are_on_several_hosts(environment: Mapping[str, str]) -> bool:
     for names in SIZES:
         local, size = (environment.get(name, "") for name in names)
@@ -38,13 +45,29 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("localhost", "::1")
 
 
-def require_reachable(environment: Mapping[str, str]) -> None:
-    address = environment.get("MASTER_ADDR", "")
-    if _is_loopback(address) and _are_on_several_hosts(environment):
-        raise ValueError(
-            f"MASTER_ADDR={address} means every host itself, but the ranks are on several hosts: "
-            "set it to the name or address of the host of rank 0"
-        )
+def _answers(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def require_reachable(environment: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
+    """Rank 0 serves the store and cannot know; the others wait for it, but not for ever."""
+    address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    suspicious = _is_loopback(address) and _are_on_several_hosts(environment)
+    if not suspicious or environment.get("RANK") == "0" or not port.isdecimal():
+        return
+    end = time.monotonic() + patience_s
+    while not _answers(address, int(port)):
+        if time.monotonic() > end:
+            raise ValueError(
+                f"MASTER_ADDR={address} means every host itself, but the ranks are on several "
+                f"hosts, and on this one nobody answers at port {port}: "
+                "set it to the name or address of the host of rank 0"
+            )
+        time.sleep(0.1)
 
 
 def watch_rendezvous() -> None:
@@ -55,7 +78,7 @@ def watch_rendezvous() -> None:
         return
 
     def check_first(*args, **kwargs) -> Iterator:
-        require_reachable(os.environ)
+        require_reachable(os.environ, PATIENCE_S)
         return by_torch(*args, **kwargs)
 
     check_first.is_checked = True

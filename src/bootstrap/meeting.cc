@@ -143,6 +143,20 @@ Desk desk_of(const Invitation& invitation, std::function<void()> look_around) {
           std::move(look_around)};
 }
 
+/// For ranks that come when the meeting of those before them has failed already.
+constexpr const char* kFailedKey = "failed";
+
+void throw_if_failed_before(const Desk& desk) {
+  std::string text;
+  try {
+    text = desk.store.get(formatted("{}/{}", desk.prefix, kFailedKey), milliseconds(0));
+  } catch (const Error&) {
+    return;  // no such key
+  }
+  std::string_view bytes(text);
+  throw_if_bad(cut_packet<Verdict>(bytes));
+}
+
 /// By rank: the rank that hosts the meeting on its host.
 using Places = std::vector<int>;
 
@@ -198,9 +212,11 @@ class RollCall {
 
   void run(const Invitation& invitation) {
     try {
-      const Desk desk = desk_of(invitation, [this] {
+      Desk desk = desk_of(invitation, {});
+      desk.look_around = [this, &desk] {
         if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
-      });
+        throw_if_failed_before(desk);
+      };
       report_place(desk, invitation, invitation.rank);
       places_ = read_places(desk, invitation.size);
     } catch (...) {
@@ -298,8 +314,10 @@ class Host {
   /// Nobody is left waiting: neither the guests nor, for what this host owes them, other hosts.
   void give_up(const Verdict& verdict) noexcept {
     announce(verdict);
-    if (host_count_ == 1 || owes_ == nullptr) return;
     try {
+      if (places_.empty())
+        share_text(desk(), kFailedKey, /*is_first=*/true, std::string(as_bytes(verdict)));
+      if (host_count_ == 1 || owes_ == nullptr) return;
       const std::string text = framed(std::string(as_bytes(verdict)));
       if (self_.host_number == 0)
         share_text(desk(), owes_, /*is_first=*/true, text);

@@ -17,7 +17,16 @@ def print_algorithms(rows: list[dict]) -> None:
     from rich.table import Table
 
     table = Table(title="which algorithm runs; of one operation the last row that fits")
-    columns = ("operation", "algorithm", "hosts", "bytes", "ranks", "dtypes", "from", "how it works")
+    columns = (
+        "operation",
+        "algorithm",
+        "hosts",
+        "bytes",
+        "ranks",
+        "dtypes",
+        "from",
+        "how it works",
+    )
     for name in columns:
         table.add_column(name)
     for row in rows:

@@ -5,13 +5,12 @@ launcher says about the number of hosts makes that likely, and nobody serves a s
 while, that is an error. (Two launchers on one machine may say the same, but then the store comes.)
 """
 
+import importlib
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
-
-from torch.distributed import rendezvous
 
 
 class Sizes(NamedTuple):
@@ -72,6 +71,8 @@ def require_reachable(environment: Mapping[str, str], patience_s: float = PATIEN
 
 def watch_rendezvous() -> None:
     """Look before torch does; what it does is not changed."""
+    # Not by `from torch.distributed import`: there the name is a function.
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, Callable[..., Iterator]] = rendezvous._rendezvous_handlers
     by_torch = handlers.get("env")
     if by_torch is None or getattr(by_torch, "is_checked", False):

@@ -168,7 +168,7 @@ EDITS = (
     Edit("ptdist.py", "import torch\n", "import torch, torch_ccl\n", "reads rank and size"),
     Edit("ptdist.py", "'mpi'", "'ccl'", "torch's wheel has no backend mpi"),
     Edit("ptdist.py", "'ccl')", f"'ccl'){CALL_OF_MAIN}", "nothing calls main"),
-    Edit("mpiexec.hydra of ut_memory.py", "10.xxx.xxx.xxx", f"{NETWORK}.1", "the first host"),
+    Edit("mpiexec.hydra of ut_memory.py", "10.xxx.xxx.xxx", f"{NETWORK}.0.1", "the first host"),
     Edit("mpiexec.hydra of ut_memory.py", "LD_PRELOAD", "NOT_PRELOADED", "libiomp5 is not here"),
 )
 

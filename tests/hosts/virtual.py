@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+NETWORK = "10.77"  # of which each network is a part
 READY_S = 10.0
 CONTROL = "net.ipv4.tcp_congestion_control"
 _networks = itertools.count(1)  # a process may have several, which know nothing of each other
@@ -65,7 +66,7 @@ class Host:
     def address_in(self, network: int, family: int = 4) -> str:
         if family == 6:
             return f"fd77:{network}::{self.number}"
-        return f"10.77.{network}.{self.number}"
+        return f"{NETWORK}.{network}.{self.number}"
 
     @property
     def path(self) -> str:

@@ -86,6 +86,14 @@ std::string contents_of(const std::string& path) {
   return text.str();
 }
 
+constexpr std::size_t kSecretDigits = 2 * sizeof(Digest);
+
+std::string whole_secret(const std::string& from_file, const std::string& from_store) {
+  return from_file.empty() ? from_store : to_hex(hmac_sha256(from_file, from_store));
+}
+/// By which ranks see that theirs is the same.
+std::string check_of(const std::string& secret) { return to_hex(hmac_sha256(secret, "check")); }
+
 Verdict bad_verdict(const Error& error) {
   Verdict verdict{.code = error.code(), .good = false};
   verdict.rank = error.ranks().empty() ? -1 : error.ranks().front();
@@ -819,13 +827,20 @@ std::string host_name() {
 std::string agree_on_secret(Store& store, int rank, const std::string& secret_file,
                             Deadline deadline) {
   store.set(rank_key(rank), formatted("host {}, pid {}", host_name(), ::getpid()));
+  const std::string from_file = secret_file.empty() ? "" : contents_of(secret_file);
   if (rank == 0) {
-    const Digest fresh = random_digest();
-    store.set(kSecretKey, to_hex(fresh));
+    const std::string fresh = to_hex(random_digest());
+    store.set(kSecretKey, fresh + check_of(whole_secret(from_file, fresh)));
   }
   const std::string stored = store.get(kSecretKey, time_left(deadline));
-  if (secret_file.empty()) return stored;
-  return to_hex(hmac_sha256(contents_of(secret_file), stored));
+  const std::string secret = whole_secret(from_file, stored.substr(0, kSecretDigits));
+  if (stored.substr(std::min(stored.size(), kSecretDigits)) != check_of(secret))
+    throw Error(Errc::invalid_argument,
+                formatted("rank {} (host {}) and rank 0 have different secrets: CCL_SECRET_FILE "
+                          "must name a file with the same contents on all hosts, or none",
+                          rank, host_name()),
+                {rank});
+  return secret;
 }
 
 void forget_keys(Store& store, int rank) noexcept {

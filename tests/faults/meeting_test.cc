@@ -19,7 +19,8 @@ TEST(MeetingProcess, StrangersAreDroppedAndTheGroupForms) {
   Ranks ranks(2, [](Rank& rank) {
     auto store = tccl::file_store("/tmp/tccl-strangers-" + std::to_string(::getppid()));
     if (rank.rank == 1) {
-      const std::string name = meeting_name(store->get("secret", 5s));
+      // What follows in the key serves to compare.
+      const std::string name = meeting_name(store->get("secret", 5s).substr(0, 64));
       tccl::Fd silent;
       tccl::Fd liar;
       while (!silent) silent = tccl::connect_to(name);

@@ -4,6 +4,7 @@
 tests/torch_suite/run.py --backend ccl --world-size 4             what a CPU backend can run
 tests/torch_suite/run.py --backend ccl --tests 'reduce_sum$'      some of it
 tests/torch_suite/run.py --backend gloo --strict                  what the suite runs by itself
+tests/torch_suite/run.py --namespaces /run/netns/a,/run/netns/b --host-of 0,0,1,1     over two hosts
 
 One line per test, then the tracebacks of those that failed, then the sums.
 """
@@ -30,6 +31,10 @@ def parse_arguments():
     parser.add_argument("--strict", action="store_true", help="skip as torch does, by name")
     parser.add_argument("--tests", metavar="REGEX", default="", help="only names that match")
     parser.add_argument("--names", metavar="FILE", type=Path, help="only the names in this file")
+    parser.add_argument("--namespaces", metavar="A,B", default="", help="hosts: of the network")
+    parser.add_argument(
+        "--host-of", metavar="H,H", default="", help="in which of them each rank is"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results here")
     return parser.parse_args()
 
@@ -95,6 +100,8 @@ def main() -> int:
         cases = suite.load(
             arguments.backend, arguments.world_size, directory, widen=not arguments.strict
         )
+        names = arguments.namespaces.split(",")
+        cases.networks = [names[int(host)] for host in arguments.host_of.split(",") if host]
         every = unittest.TestLoader().getTestCaseNames(cases)
         names = chosen(list(every), arguments.tests, arguments.names)
         report = Results()

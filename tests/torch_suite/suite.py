@@ -5,6 +5,7 @@ the backend's name what to skip, so a plugin would skip nearly everything. load(
 the reason of each skip instead, and runs what a CPU backend is able to run.
 """
 
+import ctypes
 import faulthandler
 import functools
 import importlib
@@ -14,6 +15,8 @@ import re
 import sys
 import time
 import unittest
+from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 BOUND_S = 45
@@ -131,6 +134,12 @@ def _accept_in_bodies(suite, backend):
 # ---- the test case
 
 
+def _enter_network(path: str) -> None:
+    with Path(path).open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"setns {path}")
+
+
 def _check_groups(backend_class: type) -> None:
     """All groups of this rank must really be served by the backend that is being tested."""
     import torch
@@ -153,10 +162,14 @@ def _test_case(suite, backend_class: type) -> type[unittest.TestCase]:
             # Forked ranks have torch loaded already: tenths of a second instead of many seconds.
             self._start_processes(multiprocessing.get_context("fork").Process)
 
+        networks: ClassVar[list[str]] = []  # by rank: the network namespace of its host
+
         @classmethod
-        def _run(cls, *args, **kwargs):
+        def _run(cls, rank, *args, **kwargs):
             faulthandler.dump_traceback_later(BOUND_S + 5, exit=True)  # no rank is left behind
-            super()._run(*args, **kwargs)
+            if cls.networks:
+                _enter_network(cls.networks[rank])
+            super()._run(rank, *args, **kwargs)
 
         def run_test(self, test_name, parent_pipe):
             test = getattr(self, test_name)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "hosts"))
+from virtual import virtual_hosts
+
 FOLDER = Path(__file__).parent
 GLOO_PASSES_AS_SHIPPED = 94
 GLOO_RUNS_WIDENED = 127  # 123 pass, 4 fail
@@ -43,6 +46,34 @@ def run_suite(directory: Path, *arguments: str) -> dict[str, dict]:
 def results(tmp_path_factory):
     directory = tmp_path_factory.mktemp("torch_suite")
     return run_suite(directory, "--backend", "ccl", "--world-size", "4")
+
+
+# Over two hosts, and over four; of both a sample is not slow.
+LAYOUTS = [[0, 0, 1, 1], [0, 1, 2, 3]]
+SAMPLE = "test_all_reduce_sum$|test_broadcast$|test_all_to_all_group$|test_send_recv_any_source$"
+
+
+def run_over_hosts(directory: Path, layout: list[int], *arguments: str) -> dict[str, dict]:
+    with virtual_hosts(len(set(layout))) as hosts:
+        networks = ",".join(host.path for host in hosts)
+        places = ",".join(map(str, layout))
+        return run_suite(directory, "--namespaces", networks, "--host-of", places, *arguments)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["2x2", "4x1"])
+def test_sample_over_hosts(tmp_path, layout):
+    results = run_over_hosts(tmp_path, layout, "--tests", SAMPLE)
+    assert len(results) >= 4 and not failed(results, results)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BOUND_S + 60)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["2x2", "4x1"])
+def test_suite_over_hosts(tmp_path, layout, exceptions):
+    results = run_over_hosts(tmp_path, layout)
+    not_needed = exceptions.keys() | read_list("exceptions_over_hosts.txt").keys()
+    wrong = not_passed(results, read_list("cpu_tests.txt").keys() - not_needed)
+    assert not wrong, report(wrong)
 
 
 @pytest.fixture(scope="module")

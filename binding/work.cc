@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "deadline.h"
 #include "errors.h"
@@ -92,6 +93,9 @@ void WorkCCL::complete(const std::exception_ptr& error) noexcept {
   bool has_future = false;
   {
     const std::lock_guard lock(mutex_);
+    // Before anybody can see that it is complete: whoever waited may end the profiler, which then
+    // frees the row.
+    if (const auto end_row = std::exchange(recordFunctionEndCallback_, nullptr)) end_row();
     exception_ = error;
     outcome_known_ = true;
     finished_ = std::chrono::steady_clock::now();

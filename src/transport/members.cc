@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "base/format.h"
-#include "bootstrap/meeting.h"
 
 namespace tccl {
 namespace {
@@ -82,7 +81,7 @@ std::string Members::unreachable_hosts() const {
   for (const auto& other : remotes_)
     if (other->peer && other->peer->end() == RemotePeer::End::unreachable)
       hosts.insert(other->peer->identity().host);
-  std::string text = hosts.size() == 1 ? "" : "s";
+  std::string text = hosts.size() == 1 ? "" : "s";  // of "host"
   for (const std::string& host : hosts) text += (host == *hosts.begin() ? " " : ", ") + host;
   return text;
 }
@@ -91,11 +90,10 @@ Error Members::loss_of(int rank, const std::string& operation) const {
   if (is_local(rank)) return local_->loss_of(local_index(rank), operation);
   switch (peer(rank)->end()) {
     case RemotePeer::End::unreachable:
-      return {
-          Errc::peer_lost,
-          formatted("{} cannot be reached during {}: host {} has no answer from host {}", who(rank),
-                    operation, local_->peer(local_->rank()).where(), unreachable_hosts()),
-          {rank}};
+      return {Errc::peer_lost,
+              formatted("{} cannot be reached during {}: {} has no answer from host{}", who(rank),
+                        operation, who(rank_), unreachable_hosts()),
+              {rank}};
     case RemotePeer::End::died:
       return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {rank}};
     default:

@@ -1,5 +1,6 @@
 #include "bootstrap/gathering.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -36,17 +37,39 @@ void decode_into(Entries& entries, std::string_view bytes) {
   }
 }
 
-void remove_quietly(Store& store, const std::string& key) noexcept {
-  try {
-    store.remove(key);
-  } catch (const std::exception&) {  // not every store can remove keys
+/// What is known at this participant of the tree; all but the first hand it on.
+Entries gather(const Desk& desk, std::string_view subject, int index, int count,
+               const std::string& text) {
+  Entries entries{{static_cast<std::uint32_t>(index), text}};
+  for (const int child : {2 * index + 1, 2 * index + 2}) {
+    if (child >= count) continue;
+    const std::string key = desk.key(subject, child);
+    decode_into(entries, desk.read(key));
+    remove_quietly(desk.store, key);
   }
+  if (index != 0) desk.store.set(desk.key(subject, index), encoded(entries));
+  return entries;
+}
+
+std::vector<std::string> in_order(Entries entries, int count) {
+  std::ranges::sort(entries, {}, &Entries::value_type::first);
+  std::vector<std::string> texts;
+  for (auto& [from, said] : entries) {
+    if (from >= static_cast<std::uint32_t>(count))
+      throw Error(Errc::system, "a key of the store makes no sense");
+    texts.push_back(std::move(said));
+  }
+  return texts;
 }
 
 }  // namespace
 
 std::string Desk::key(std::string_view subject, int index) const {
   return formatted("{}/{}/{}", prefix, subject, index);
+}
+
+std::string Desk::key(std::string_view subject) const {
+  return formatted("{}/{}", prefix, subject);
 }
 
 std::string Desk::read(const std::string& key) const {
@@ -63,35 +86,32 @@ std::string Desk::read(const std::string& key) const {
 
 std::vector<std::string> gather_texts(const Desk& desk, std::string_view subject, int index,
                                       int count, const std::string& text) {
-  Entries entries{{static_cast<std::uint32_t>(index), text}};
-  for (const int child : {2 * index + 1, 2 * index + 2}) {
-    if (child >= count) continue;
-    const std::string key = desk.key(subject, child);
-    decode_into(entries, desk.read(key));
-    remove_quietly(desk.store, key);
-  }
-  if (index != 0) {
-    desk.store.set(desk.key(subject, index), encoded(entries));
-    return {};
-  }
-  std::vector<std::string> texts(static_cast<std::size_t>(count));
-  for (auto& [from, said] : entries) {
-    if (from >= texts.size()) throw Error(Errc::system, "a key of the store makes no sense");
-    texts[from] = std::move(said);
-  }
-  return texts;
+  Entries entries = gather(desk, subject, index, count, text);
+  return index == 0 ? in_order(std::move(entries), count) : std::vector<std::string>();
 }
 
-void put_text(const Desk& desk, std::string_view subject, int index, const std::string& text) {
-  desk.store.set(desk.key(subject, index), encoded({{static_cast<std::uint32_t>(index), text}}));
+std::vector<std::string> exchange_texts(const Desk& desk, std::string_view subject, int index,
+                                        int count, const std::string& text) {
+  Entries entries = gather(desk, subject, index, count, text);
+  if (index == 0) {
+    desk.store.set(desk.key(subject), encoded(entries));
+  } else {
+    entries.clear();
+    decode_into(entries, desk.read(desk.key(subject)));
+  }
+  return in_order(std::move(entries), count);
 }
 
-std::string share_text(const Desk& desk, const std::string& subject, bool is_first,
-                       const std::string& text) {
-  const std::string key = formatted("{}/{}", desk.prefix, subject);
-  if (!is_first) return desk.read(key);
-  desk.store.set(key, text);
-  return text;
+void leave_text(const Desk& desk, std::string_view subject, int index, const std::string& text) {
+  desk.store.set(index == 0 ? desk.key(subject) : desk.key(subject, index),
+                 encoded({{static_cast<std::uint32_t>(index), text}}));
+}
+
+void remove_quietly(Store& store, const std::string& key) noexcept {
+  try {
+    store.remove(key);
+  } catch (const std::exception&) {
+  }
 }
 
 }  // namespace tccl

@@ -11,7 +11,7 @@
 
 namespace tccl {
 
-/// The keys of one subject in a store, and how long to wait for them.
+/// The keys of one meeting in a store, and how long to wait for them.
 struct Desk {
   Store& store;
   std::string prefix;
@@ -19,7 +19,9 @@ struct Desk {
   /// Runs now and then while waiting; what it throws ends the wait. May be empty.
   std::function<void()> look_around;
 
+  /// What one of the participants, or one for all of them, says about a subject.
   [[nodiscard]] std::string key(std::string_view subject, int index) const;
+  [[nodiscard]] std::string key(std::string_view subject) const;
   /// Waits until somebody has put the key there.
   [[nodiscard]] std::string read(const std::string& key) const;
 };
@@ -29,11 +31,15 @@ struct Desk {
 std::vector<std::string> gather_texts(const Desk& desk, std::string_view subject, int index,
                                       int count, const std::string& text);
 
-/// One participant's part of gather_texts() alone, for one that cannot wait for those below it.
-void put_text(const Desk& desk, std::string_view subject, int index, const std::string& text);
+/// The same for everyone. The first one's key stays in the store.
+std::vector<std::string> exchange_texts(const Desk& desk, std::string_view subject, int index,
+                                        int count, const std::string& text);
 
-/// What the first says, for everyone. Its key stays in the store.
-std::string share_text(const Desk& desk, const std::string& subject, bool is_first,
-                       const std::string& text);
+/// Instead of exchange_texts(), by one that waits for nobody any more: what the others get may lack
+/// other texts, but not this one.
+void leave_text(const Desk& desk, std::string_view subject, int index, const std::string& text);
+
+/// Not every store can remove keys; then it serves one group only.
+void remove_quietly(Store& store, const std::string& key) noexcept;
 
 }  // namespace tccl

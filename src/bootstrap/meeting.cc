@@ -1,12 +1,10 @@
 #include "bootstrap/meeting.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -14,44 +12,19 @@
 #include <thread>
 
 #include "base/format.h"
+#include "base/layout.h"
 #include "base/log.h"
 #include "base/system_error.h"
 #include "base/wait.h"
-#include "bootstrap/gathering.h"
+#include "bootstrap/meeting_packets.h"
 #include "bootstrap/packet_socket.h"
+#include "bootstrap/places.h"
 #include "tccl/error.h"
 
 namespace tccl {
 namespace {
 
 using std::chrono::milliseconds;
-
-struct Challenge {
-  Digest number;
-};
-struct Answer {
-  Digest number;
-  Digest proof;
-  std::int32_t rank;
-  std::int32_t size;
-  std::int32_t pid;
-};
-struct Counterproof {
-  Digest proof;
-  std::int32_t rank;  // of who hosts the meeting
-};
-/// Where the ranks are: what follows depends on it.
-struct Agenda {
-  std::int32_t several_hosts;
-  std::int32_t unused[3] = {};
-};
-/// How a meeting ended, for everyone alike.
-struct Verdict {
-  Errc code = Errc::internal;
-  bool good = true;
-  std::int32_t rank = -1;
-  char text[256] = {};
-};
 
 Digest member_proof(const std::string& secret, const Digest& host, const Digest& member) {
   return hmac_sha256(secret, formatted("member{}{}", as_text(host), as_text(member)));
@@ -67,14 +40,6 @@ std::string socket_name(const std::string& secret) {
 
 constexpr const char* kSecretKey = "secret";
 std::string rank_key(int rank) { return formatted("rank/{}", rank); }
-
-/// Not every store can remove keys; then it serves one group only.
-void remove_quietly(Store& store, const std::string& key) noexcept {
-  try {
-    store.remove(key);
-  } catch (const std::exception&) {
-  }
-}
 
 std::string contents_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -94,154 +59,9 @@ std::string whole_secret(const std::string& from_file, const std::string& from_s
 /// By which ranks see that theirs is the same.
 std::string check_of(const std::string& secret) { return to_hex(hmac_sha256(secret, "check")); }
 
-Verdict bad_verdict(const Error& error) {
-  Verdict verdict{.code = error.code(), .good = false};
-  verdict.rank = error.ranks().empty() ? -1 : error.ranks().front();
-  std::strncpy(verdict.text, error.what(), sizeof verdict.text - 1);
-  return verdict;
-}
-
-void throw_if_bad(const Verdict& verdict) {
-  if (verdict.good) return;
-  throw Error(verdict.code, verdict.text,
-              verdict.rank < 0 ? std::vector<int>{} : std::vector<int>{verdict.rank});
-}
-
-template <class T>
-std::string_view as_bytes(const T& packet) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  return {reinterpret_cast<const char*>(&packet), sizeof packet};
-}
-
-/// Takes the next packet from the front of `bytes`.
-template <class T>
-T cut_packet(std::string_view& bytes) {
-  T packet;
-  if (bytes.size() < sizeof packet) throw Error(Errc::system, "a key of the store is cut off");
-  std::memcpy(&packet, bytes.data(), sizeof packet);
-  bytes.remove_prefix(sizeof packet);
-  return packet;
-}
-
-/// With its length in front.
-std::string framed(const std::string& text) {
-  const auto bytes = static_cast<std::uint32_t>(text.size());
-  return std::string(as_bytes(bytes)) + text;
-}
-
-std::vector<std::string> cut_frames(std::string_view all) {
-  std::vector<std::string> texts;
-  while (!all.empty()) {
-    const auto bytes = cut_packet<std::uint32_t>(all);
-    if (bytes > all.size()) throw Error(Errc::system, "a key of the store is cut off");
-    texts.emplace_back(all.substr(0, bytes));
-    all.remove_prefix(bytes);
-  }
-  return texts;
-}
-
 void poll_interrupt(const Invitation& invitation) {
   if (invitation.poll_interrupt) invitation.poll_interrupt();
 }
-
-/// Keys of one meeting: another one on the same store has another secret.
-Desk desk_of(const Invitation& invitation, std::function<void()> look_around) {
-  const Digest digest = hmac_sha256(invitation.secret, "keys");
-  return {*invitation.store, to_hex(std::span(digest).first(8)), invitation.deadline,
-          std::move(look_around)};
-}
-
-/// For ranks that come when the meeting of those before them has failed already.
-constexpr const char* kFailedKey = "failed";
-
-void throw_if_failed_before(const Desk& desk) {
-  std::string text;
-  try {
-    text = desk.store.get(formatted("{}/{}", desk.prefix, kFailedKey), milliseconds(0));
-  } catch (const Error&) {
-    return;  // no such key
-  }
-  std::string_view bytes(text);
-  throw_if_bad(cut_packet<Verdict>(bytes));
-}
-
-/// By rank: the rank that hosts the meeting on its host.
-using Places = std::vector<int>;
-
-constexpr const char* kPlacesKey = "places";
-
-/// Every rank says who hosts its meeting; the hosts then read where all are.
-void report_place(const Desk& desk, const Invitation& invitation, int host_rank) {
-  const std::vector<std::string> all =
-      gather_texts(desk, "place", invitation.rank, invitation.size, std::to_string(host_rank));
-  if (invitation.rank != 0) return;
-  std::string text;
-  for (const std::string& place : all) text += place + " ";
-  share_text(desk, kPlacesKey, /*is_first=*/true, text);
-}
-
-Places read_places(const Desk& desk, int size) {
-  std::istringstream text(share_text(desk, kPlacesKey, /*is_first=*/false, {}));
-  Places places;
-  for (int host = 0; text >> host;) places.push_back(host);
-  if (places.size() != static_cast<std::size_t>(size))
-    throw Error(Errc::mismatch, "the ranks disagree about the size of the group");
-  return places;
-}
-
-/// Learns where all ranks are, on a thread of its own: meanwhile the host looks after its guests,
-/// who cannot say where they are before they have met it.
-class RollCall {
- public:
-  explicit RollCall(const Invitation& invitation)
-      : done_(open_event()), thread_([this, &invitation] { run(invitation); }) {}
-  ~RollCall() {
-    stopping_.store(true, std::memory_order_relaxed);
-    if (thread_.joinable()) thread_.join();
-  }
-  RollCall(const RollCall&) = delete;
-  RollCall& operator=(const RollCall&) = delete;
-
-  /// Readable when it is over.
-  [[nodiscard]] int fd() const { return done_.get(); }
-  [[nodiscard]] bool is_over() const { return over_.load(std::memory_order_acquire); }
-  Places result() {
-    thread_.join();
-    if (problem_) std::rethrow_exception(problem_);
-    return places_;
-  }
-
- private:
-  static Fd open_event() {
-    Fd event(::eventfd(0, EFD_CLOEXEC));
-    if (!event) throw_system_error("eventfd");
-    return event;
-  }
-
-  void run(const Invitation& invitation) {
-    try {
-      Desk desk = desk_of(invitation, {});
-      desk.look_around = [this, &desk] {
-        if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
-        throw_if_failed_before(desk);
-      };
-      report_place(desk, invitation, invitation.rank);
-      places_ = read_places(desk, invitation.size);
-    } catch (...) {
-      problem_ = std::current_exception();
-    }
-    over_.store(true, std::memory_order_release);  // pairs with is_over()
-    const std::uint64_t one = 1;
-    static_cast<void>(!::write(done_.get(), &one, sizeof one));
-  }
-
-  Fd done_;
-  std::atomic<bool> stopping_{false};
-  std::atomic<bool> over_{false};
-  Places places_;
-  std::exception_ptr problem_;
-  std::thread thread_;
-};
 
 /// Throws Error{timeout} if nothing arrives before the deadline.
 void await_packet(int socket, const Invitation& invitation, Deadline deadline) {
@@ -284,8 +104,7 @@ class Host {
   void run(int memory_fd, int process_fd) {
     try {
       find_places();
-      if (host_count_ == 1) return run_alone(memory_fd, process_fd);
-      run_with_others(memory_fd, process_fd);
+      has_other_hosts() ? run_with_others(memory_fd, process_fd) : run_alone(memory_fd, process_fd);
     } catch (const Error& error) {
       give_up(bad_verdict(error));
       throw;
@@ -323,14 +142,9 @@ class Host {
   void give_up(const Verdict& verdict) noexcept {
     announce(verdict);
     try {
-      if (places_.empty())
-        share_text(desk(), kFailedKey, /*is_first=*/true, std::string(as_bytes(verdict)));
-      if (host_count_ == 1 || owes_ == nullptr) return;
-      const std::string text = framed(std::string(as_bytes(verdict)));
-      if (self_.host_number == 0)
-        share_text(desk(), owes_, /*is_first=*/true, text);
-      else
-        put_text(desk(), owes_, self_.host_number, text);
+      if (!layout_) leave_failure(desk(), verdict);
+      if (owes_ != nullptr)
+        leave_text(desk(), owes_, self_.host_number, std::string(as_bytes(verdict)));
     } catch (const std::exception&) {
       // Then they find out by themselves.
     }
@@ -352,23 +166,17 @@ class Host {
     RollCall roll_call(invitation_);
     while (!roll_call.is_over()) look_after_guests(roll_call.fd());
     try {
-      places_ = roll_call.result();
+      layout_.emplace(roll_call.result());
     } catch (const Error& error) {
       if (error.code() == Errc::timeout) throw missing_ranks();
       throw;
     }
-    std::vector<int> hosts;  // the ranks that host a meeting
-    for (const int host : places_)
-      if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
-    host_count_ = static_cast<int>(hosts.size());
-    if (host_count_ > 1) owes_ = "introductions";
-    self_.host_number = static_cast<int>(
-        std::ranges::find(hosts, places_[static_cast<std::size_t>(self_.rank)]) - hosts.begin());
+    if (has_other_hosts()) owes_ = kIntroductions;
+    self_.host_number = layout_->host_of(self_.rank);
   }
 
-  [[nodiscard]] int ranks_here() const {
-    return static_cast<int>(std::ranges::count(places_, self_.rank));
-  }
+  [[nodiscard]] bool has_other_hosts() const { return layout_->hosts() > 1; }
+  [[nodiscard]] int ranks_here() const { return layout_->ranks_on(self_.host_number); }
 
   // --- guests ---
 
@@ -469,21 +277,20 @@ class Host {
   // --- introductions ---
 
   Attendance gather_introductions() {
-    const Agenda agenda{.several_hosts = host_count_ > 1};
+    const Agenda agenda{.several_hosts = has_other_hosts()};
     for (const Guest& guest : guests_)
       if (guest.proved) send_packet(guest.socket.get(), agenda, invitation_.deadline);
-    const Introduction meanwhile = self_;
-    self_ = invitation_.introduce(host_count_ > 1);
-    self_.host_number = meanwhile.host_number;
+    self_ = invitation_.introduce(has_other_hosts());
+    self_.host_number = layout_->host_of(self_.rank);
     while (introduced() + 1 < ranks_here()) look_after_guests(-1);
     Attendance attendance;
     attendance.here.push_back({.introduction = self_, .memory = {}, .process = {}});
     for (Guest& guest : guests_)
       if (guest.attendee) attendance.here.push_back(std::move(*guest.attendee));
     std::ranges::sort(attendance.here, {}, [](const Attendee& a) { return a.introduction.rank; });
-    for (std::size_t i = 0; i < attendance.here.size(); ++i) {
-      const int rank = attendance.here[i].introduction.rank;
-      if (places_[static_cast<std::size_t>(rank)] != self_.rank)
+    for (const Attendee& attendee : attendance.here) {
+      const int rank = attendee.introduction.rank;
+      if (!layout_->same_host(rank, self_.rank))
         throw Error(Errc::invalid_argument,
                     formatted("two processes of group {} call themselves rank {}, on two hosts",
                               invitation_.group, rank),
@@ -561,18 +368,14 @@ class Host {
   std::vector<std::string> exchange(const char* subject, const std::string& own) {
     owes_ = subject;
     try {
-      std::string all;
-      for (const std::string& one :
-           gather_texts(desk(), subject, self_.host_number, host_count_, framed(own)))
-        all += one;
-      all = share_text(desk(), subject, /*is_first=*/self_.host_number == 0, all);
+      auto all = exchange_texts(desk(), subject, self_.host_number, layout_->hosts(), own);
       owes_ = nullptr;
-      return cut_frames(all);
+      return all;
     } catch (const Error& error) {
       if (error.code() != Errc::timeout) throw;
       throw Error(Errc::timeout,
                   formatted("group {}: not all of the {} hosts have answered host {} in time",
-                            invitation_.group, host_count_, self_.host),
+                            invitation_.group, layout_->hosts(), self_.host),
                   {self_.rank});
     }
   }
@@ -584,7 +387,7 @@ class Host {
     for (const Attendee& attendee : here) own += as_bytes(attendee.introduction);
     std::vector<Introduction> everyone(static_cast<std::size_t>(self_.size));
     int count = 0;
-    for (const std::string& of_host : exchange("introductions", own)) {
+    for (const std::string& of_host : exchange(kIntroductions, own)) {
       std::string_view rest(of_host);
       throw_if_bad(cut_packet<Verdict>(rest));
       for (; !rest.empty(); ++count) {
@@ -604,8 +407,9 @@ class Host {
   void check_sanity(const Introduction& other) const {
     const auto ends = [](const auto& text) { return text[sizeof text - 1] == 0; };
     if (other.rank < 0 || other.rank >= self_.size || other.host_number < 0 ||
-        other.host_number >= host_count_ || !ends(other.host) || !ends(other.control_address) ||
-        !ends(other.provider) || other.fabric_address_bytes > sizeof other.fabric_address)
+        other.host_number >= layout_->hosts() || !ends(other.host) ||
+        !ends(other.control_address) || !ends(other.provider) ||
+        other.fabric_address_bytes > sizeof other.fabric_address)
       throw Error(Errc::system,
                   formatted("group {}: an introduction makes no sense", invitation_.group));
   }
@@ -618,8 +422,7 @@ class Host {
       const auto theirs = cut_packet<Verdict>(rest);
       if (common.good && !theirs.good) common = theirs;
     }
-    if (self_.host_number == 0)
-      remove_quietly(*invitation_.store, desk().prefix + "/introductions");
+    if (self_.host_number == 0) remove_quietly(*invitation_.store, desk().key(kIntroductions));
     return common;
   }
 
@@ -639,8 +442,7 @@ class Host {
   // --- the end of the meeting ---
 
   void hand_out_and_accept(const Attendance& attendance, int memory_fd, int process_fd) {
-    if (self_.rank == 0 || places_[0] == self_.rank)
-      remove_quietly(*invitation_.store, formatted("{}/{}", desk().prefix, kPlacesKey));
+    if (self_.host_number == 0) forget_places(desk());
     invitation_.accept(attendance);
     hand_out_to_each(attendance, memory_fd, process_fd);
   }
@@ -720,14 +522,14 @@ class Host {
 
   static constexpr milliseconds kHandshakeTime{2000};
   static constexpr std::size_t kMostGuests = 64;
+  static constexpr const char* kIntroductions = "introductions";
 
   const Invitation& invitation_;
   Fd listener_;
   Introduction self_;
   std::vector<Guest> guests_;
-  Places places_;
-  int host_count_ = 1;
-  const char* owes_ = nullptr;  // the subject on which other hosts wait for this one
+  std::optional<Layout> layout_;  // once all have said where they are
+  const char* owes_ = nullptr;    // the subject on which other hosts wait for this one
   bool warned_ = false;
 };
 

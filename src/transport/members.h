@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bootstrap/control.h"
-#include "transport/layout.h"
+#include "base/layout.h"
 #include "transport/shm/group.h"
 
 namespace tccl {

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "tccl/types.h"
-#include "transport/layout.h"
+#include "base/layout.h"
 
 namespace tccl {
 

@@ -4,20 +4,25 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace tccl {
 
 class Layout {
  public:
-  /// Hosts are numbered in the order of their first ranks.
-  explicit Layout(std::vector<int> host_of_rank) : host_of_(std::move(host_of_rank)) {
-    for (std::size_t rank = 0; rank < host_of_.size(); ++rank) {
-      const auto host = static_cast<std::size_t>(host_of_[rank]);
-      if (host >= ranks_of_.size()) ranks_of_.resize(host + 1);
+  /// Ranks with the same label are on one host. Hosts are numbered in the order of their first
+  /// ranks, whatever their labels.
+  explicit Layout(std::span<const int> label_of_rank) {
+    std::vector<int> labels;  // by host
+    for (const int label : label_of_rank) {
+      const auto host = static_cast<std::size_t>(std::ranges::find(labels, label) - labels.begin());
+      if (host == labels.size()) {
+        labels.push_back(label);
+        ranks_of_.emplace_back();
+      }
       place_of_.push_back(static_cast<int>(ranks_of_[host].size()));
-      ranks_of_[host].push_back(static_cast<int>(rank));
+      ranks_of_[host].push_back(static_cast<int>(host_of_.size()));
+      host_of_.push_back(static_cast<int>(host));
     }
     for (const auto& ranks : ranks_of_) {
       fewest_ = std::min(fewest_, ranks.size());

@@ -1,0 +1,71 @@
+// What is said at a meeting besides introductions: packets between processes of one build.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/crypto.h"
+#include "tccl/error.h"
+
+namespace tccl {
+
+struct Challenge {
+  Digest number;
+};
+struct Answer {
+  Digest number;
+  Digest proof;
+  std::int32_t rank;
+  std::int32_t size;
+  std::int32_t pid;
+};
+struct Counterproof {
+  Digest proof;
+  std::int32_t rank;  // of who hosts the meeting
+};
+/// Where the ranks are: what follows depends on it.
+struct Agenda {
+  std::int32_t several_hosts;
+};
+
+/// How a meeting ended, for everyone alike.
+struct Verdict {
+  Errc code = Errc::internal;
+  bool good = true;
+  std::int32_t rank = -1;
+  char text[256] = {};
+};
+
+inline Verdict bad_verdict(const Error& error) {
+  Verdict verdict{.code = error.code(), .good = false};
+  verdict.rank = error.ranks().empty() ? -1 : error.ranks().front();
+  std::strncpy(verdict.text, error.what(), sizeof verdict.text - 1);
+  return verdict;
+}
+
+inline void throw_if_bad(const Verdict& verdict) {
+  if (verdict.good) return;
+  throw Error(verdict.code, verdict.text,
+              verdict.rank < 0 ? std::vector<int>{} : std::vector<int>{verdict.rank});
+}
+
+template <class T>
+std::string_view as_bytes(const T& packet) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return {reinterpret_cast<const char*>(&packet), sizeof packet};
+}
+
+/// Takes the next packet from the front of `bytes`.
+template <class T>
+T cut_packet(std::string_view& bytes) {
+  T packet;
+  if (bytes.size() < sizeof packet) throw Error(Errc::system, "a key of the store is cut off");
+  std::memcpy(&packet, bytes.data(), sizeof packet);
+  bytes.remove_prefix(sizeof packet);
+  return packet;
+}
+
+}  // namespace tccl

@@ -52,9 +52,18 @@ std::size_t shared_count(const Operation& o) {
   return count;
 }
 
-}  // namespace
-
-namespace {
+/// Completes the parts of a group whose members on this host are known.
+void add_members(ContextImpl& context, CommunicatorImpl::Parts& parts, Layout layout,
+                 const Members::Peers& peers) {
+  if (layout.hosts() == 1) {
+    parts.members = std::make_shared<Members>(parts.group, std::move(layout), Members::Peers(),
+                                              /*control=*/nullptr);
+    return;
+  }
+  parts.members = std::make_shared<Members>(parts.group, std::move(layout), peers,
+                                            &context.network().control());
+  context.listen_for(parts.members);
+}
 
 /// What becomes of a meeting: the group on this host, and how to reach the others.
 class Founding {
@@ -82,7 +91,7 @@ class Founding {
     own.region_offset = parts_.group->region_offset();
     if (several_hosts) {
       context_.introduce_to_other_hosts(own, store_.host());
-      context_.network({}).control().admit(secret_);
+      context_.network().control().admit(secret_);
     }
     cores_digest_ = own.cores_digest;
     parts_.group_number = own.group_number;
@@ -93,13 +102,9 @@ class Founding {
     seat_local_ranks(attendance.here);
     std::vector<int> hosts;
     for (const Introduction& each : attendance.everyone) hosts.push_back(each.host_number);
-    Layout layout(std::move(hosts));
-    std::vector<Members::Remote> remotes;
-    if (layout.hosts() > 1) remotes = reach_remote_ranks(layout, attendance.everyone);
-    Control* control = remotes.empty() ? nullptr : &context_.network({}).control();
-    parts_.members =
-        std::make_shared<Members>(parts_.group, std::move(layout), std::move(remotes), control);
-    if (control != nullptr) context_.listen_for(parts_.members);
+    Layout layout(hosts);
+    const Members::Peers peers = reach_remote_ranks(layout, attendance.everyone);
+    add_members(context_, parts_, std::move(layout), peers);
     // Everyone is here and nobody has returned yet: the one moment at which a next group on this
     // store cannot meet the keys of this one.
     if (size_ > 1) forget_keys(store_, rank_);
@@ -121,18 +126,18 @@ class Founding {
     parts_.group->set_members(std::move(members), std::move(numbers), rank_);
   }
 
-  std::vector<Members::Remote> reach_remote_ranks(const Layout& layout,
-                                                  const std::vector<Introduction>& everyone) {
-    std::vector<Members::Remote> remotes(everyone.size());
+  Members::Peers reach_remote_ranks(const Layout& layout,
+                                    const std::vector<Introduction>& everyone) {
+    Members::Peers peers(everyone.size());
     parts_.addresses.resize(everyone.size());
     for (const Introduction& each : everyone) {
       if (layout.same_host(each.rank, rank_)) continue;
       const auto index = static_cast<std::size_t>(each.rank);
       const ContextImpl::Acquaintance known = context_.acquaint(each, secret_);
-      remotes[index].peer = known.peer;
+      peers[index] = known.peer;
       parts_.addresses[index] = {known.address, each.group_number};
     }
-    return remotes;
+    return peers;
   }
 
   ContextImpl& context_;
@@ -203,7 +208,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, Parts p
 }
 
 void CommunicatorImpl::connect_hosts(const Parts& parts) {
-  ofi::Network& network = context_->network({});
+  ofi::Network& network = context_->network();
   wire_ = std::make_unique<ofi::OfiWire>(
       network, *members_,
       ofi::OfiWire::Options{parts.addresses, parts.group_number, name_of_algorithm,
@@ -213,7 +218,7 @@ void CommunicatorImpl::connect_hosts(const Parts& parts) {
 
 std::unique_ptr<ofi::Mailbox> CommunicatorImpl::mailbox_for(const Parts& parts) const {
   if (!parts.members->over_several_hosts()) return nullptr;
-  return std::make_unique<ofi::Mailbox>(context_->network({}), *parts.members, parts.addresses,
+  return std::make_unique<ofi::Mailbox>(context_->network(), *parts.members, parts.addresses,
                                         parts.group_number);
 }
 
@@ -399,75 +404,78 @@ void CommunicatorImpl::close() noexcept {
   context_->retire(group_);
 }
 
-std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Options options) {
-  struct Wish {
-    int colour, key, rank, unused;
-    std::uint64_t uid;  // for the new group, if this rank becomes its first
-  };
+/// What a rank says when a group is split; members are ordered by (key, rank).
+struct CommunicatorImpl::Wish {
+  int colour, key, rank, unused;
+  std::uint64_t uid;  // for the new group, if this rank becomes its first
+};
+
+/// The members have met already; they only need to know where each one's new region lies and what
+/// it calls the group.
+struct CommunicatorImpl::Place {
+  std::uint64_t region_offset = 0;
+  std::uint64_t group_number = 0;
+};
+
+std::vector<CommunicatorImpl::Wish> CommunicatorImpl::exchange_wishes(int colour, int key) {
   std::vector<Wish> wishes(static_cast<std::size_t>(size_));
   const Wish own{colour, key, rank_, 0, uid_from(random_digest())};
   run(allgather(&own, wishes.data(), sizeof own, DType::uint8));
   std::erase_if(wishes, [&](const Wish& wish) { return wish.colour != colour; });
   std::ranges::sort(wishes, {}, [](const Wish& w) { return std::tuple(w.key, w.rank); });
+  return wishes;
+}
 
-  // The members have met already; they only need to know where each one's new region lies.
-  struct Place {
-    std::uint64_t region_offset = 0;
-    std::uint64_t group_number = 0;
-  };
+std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Options options) {
+  const std::vector<Wish> wishes = exchange_wishes(colour, key);
+  Parts parts;
   Place place;
-  std::shared_ptr<shm::Group> group;
   if (colour >= 0) {
     try {
-      group = std::make_shared<shm::Group>(
+      parts.group = std::make_shared<shm::Group>(
           context_->arena(),
           shm::Group::Identity{options.name, wishes.front().uid, options.first_sequence},
           shm::RegionLayout::of(static_cast<int>(wishes.size()), group_->layout().chunk_bytes));
     } catch (const Error& error) {
       throw members_->fail(error);  // the others would wait for this rank
     }
-    place.region_offset = group->region_offset();
-    if (wire_) place.group_number = context_->network({}).new_group_number();
+    if (wire_) parts.group_number = context_->network().new_group_number();
+    place = {parts.group->region_offset(), parts.group_number};
   }
   std::vector<Place> places(static_cast<std::size_t>(size_));
   run(allgather(&place, places.data(), sizeof place, DType::uint8));
-  if (!group) return nullptr;
-
-  Parts parts{.group = group, .members = {}, .addresses = {}, .group_number = 0};
-  parts.group_number = static_cast<std::uint32_t>(place.group_number);
-  std::vector<shm::Member> here;
-  std::vector<int> numbers;
-  std::vector<int> hosts;
-  std::vector<int> host_numbers;  // those of the parent, in the order of their first ranks here
-  std::vector<Members::Remote> remotes;
-  const Layout& layout = members_->layout();
-  for (std::size_t i = 0; i < wishes.size(); ++i) {
-    const int rank = wishes[i].rank;
-    const Place& theirs = places[static_cast<std::size_t>(rank)];
-    auto known = std::ranges::find(host_numbers, layout.host_of(rank));
-    hosts.push_back(static_cast<int>(known - host_numbers.begin()));
-    if (known == host_numbers.end()) host_numbers.push_back(layout.host_of(rank));
-    const bool local = members_->is_local(rank);
-    if (local) {
-      here.emplace_back(group_->peer_handle(layout.place_of(rank)), theirs.region_offset);
-      numbers.push_back(static_cast<int>(i));
-    }
-    remotes.push_back({local ? nullptr : members_->peer(rank)});
-    parts.addresses.push_back(
-        {local ? ofi::Endpoint::kAnyone : addresses_[static_cast<std::size_t>(rank)].peer,
-         static_cast<std::uint32_t>(theirs.group_number)});
-  }
-  const auto rank = std::ranges::find(wishes, rank_, &Wish::rank) - wishes.begin();
-  group->set_members(std::move(here), std::move(numbers), static_cast<int>(rank));
-  Control* control = host_numbers.size() > 1 ? &context_->network({}).control() : nullptr;
-  if (control == nullptr) remotes.clear();
-  parts.members =
-      std::make_shared<Members>(group, Layout(std::move(hosts)), std::move(remotes), control);
-  if (control != nullptr) context_->listen_for(parts.members);
+  if (!parts.group) return nullptr;
+  seat(parts, wishes, places);
   auto communicator =
       std::make_shared<CommunicatorImpl>(context_, std::move(parts), std::move(options));
   context_->remember(communicator);
   return communicator;
+}
+
+void CommunicatorImpl::seat(Parts& parts, const std::vector<Wish>& wishes,
+                            const std::vector<Place>& places) const {
+  std::vector<shm::Member> here;
+  std::vector<int> numbers;
+  std::vector<int> hosts;
+  Members::Peers peers(wishes.size());
+  parts.addresses.resize(wishes.size());
+  const Layout& layout = members_->layout();
+  for (std::size_t number = 0; number < wishes.size(); ++number) {
+    const int rank = wishes[number].rank;
+    const Place& place = places[static_cast<std::size_t>(rank)];
+    hosts.push_back(layout.host_of(rank));
+    if (members_->is_local(rank)) {
+      here.emplace_back(group_->peer_handle(layout.place_of(rank)), place.region_offset);
+      numbers.push_back(static_cast<int>(number));
+    } else {
+      peers[number] = members_->peer(rank);
+      parts.addresses[number] = {addresses_[static_cast<std::size_t>(rank)].peer,
+                                 static_cast<std::uint32_t>(place.group_number)};
+    }
+  }
+  const auto own = std::ranges::find(wishes, rank_, &Wish::rank) - wishes.begin();
+  parts.group->set_members(std::move(here), std::move(numbers), static_cast<int>(own));
+  add_members(*context_, parts, Layout(hosts), peers);
 }
 
 }  // namespace tccl

@@ -60,6 +60,10 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
   void execute_by(std::optional<Deadline> deadline, const Operation& operation,
                   Milliseconds timeout);
   [[nodiscard]] OpRecord record_of(const Operation& operation, const Algorithm& chosen) const;
+  struct Wish;
+  struct Place;
+  std::vector<Wish> exchange_wishes(int colour, int key);
+  void seat(Parts& parts, const std::vector<Wish>& wishes, const std::vector<Place>& places) const;
   void run_over_hosts(const Algorithm& chosen, const Call& call, std::optional<Deadline> deadline,
                       Milliseconds timeout);
   void connect_hosts(const Parts& parts);

@@ -131,9 +131,9 @@ std::shared_ptr<Peer> ContextImpl::acquaint(const Attendee& attendee) {
   return peer;
 }
 
-ofi::Network& ContextImpl::network(const std::string& store_host) {
+void ContextImpl::open_network(const std::string& store_host) {
   const std::lock_guard lock(network_mutex_);
-  if (network_) return *network_;
+  if (network_) return;
   RemotePeer::Identity self;
   self.id = arena_->memory()->id();
   self.host = host_name();
@@ -148,11 +148,11 @@ ofi::Network& ContextImpl::network(const std::string& store_host) {
     network->progress();
     return network->has_outstanding();
   });
-  return *network_;
 }
 
 void ContextImpl::introduce_to_other_hosts(Introduction& own, const std::string& store_host) {
-  ofi::Network& network = this->network(store_host);
+  open_network(store_host);
+  ofi::Network& network = *network_;
   own.group_number = network.new_group_number();
   own.control_port = network.control().port();
   const ofi::Endpoint::Address& address = network.endpoint().address();

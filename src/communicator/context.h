@@ -61,11 +61,11 @@ class ContextImpl final : public Context {
   /// The process behind an introduction, mapped now if it was not known yet.
   std::shared_ptr<Peer> acquaint(const Attendee& attendee);
 
-  /// This process's end of the network, made now if it is the first use. `store_host` is where the
-  /// group's store is, if that is known.
-  ofi::Network& network(const std::string& store_host);
-  /// Adds to an introduction what other hosts need to know.
+  /// Adds to an introduction what other hosts need to know, and opens this process's end of the
+  /// network if it is the first. `store_host` is where the group's store is, if that is known.
   void introduce_to_other_hosts(Introduction& own, const std::string& store_host);
+  /// Once it was introduced.
+  [[nodiscard]] ofi::Network& network() noexcept { return *network_; }
   /// A process of another host and how to send to it.
   struct Acquaintance {
     std::shared_ptr<RemotePeer> peer;
@@ -83,6 +83,7 @@ class ContextImpl final : public Context {
 
  private:
   void drop_in_child() noexcept;
+  void open_network(const std::string& store_host);
   void tick() noexcept;
   void reclaim_retired() noexcept;
   void take_notice(const std::shared_ptr<RemotePeer>& from, const Notice& notice) noexcept;

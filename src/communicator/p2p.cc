@@ -94,13 +94,9 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
 
 /// Who waits for a rank of another host must hear of its end, also if nothing was exchanged yet.
 void P2p::enter_traffic_with(int source) {
-  for (int rank = 0; rank < members_.size(); ++rank) {
-    Incoming& from = incoming_[static_cast<std::size_t>(rank)];
-    if ((source != rank && source != kAnySource) || from.entered || members_.is_local(rank))
-      continue;
-    from.entered = true;
-    members_.enter(rank);
-  }
+  if (!members_.over_several_hosts()) return;
+  for (int rank = 0; rank < members_.size(); ++rank)
+    if ((source == rank || source == kAnySource) && !members_.is_local(rank)) members_.enter(rank);
 }
 
 bool P2p::advance(bool look_for_trouble) {

@@ -114,7 +114,6 @@ class P2p : public std::enable_shared_from_this<P2p> {
   };
   /// Traffic from one rank.
   struct Incoming {
-    bool entered = false;
     std::map<std::uint64_t, WorkPtr> granted;
   };
 

@@ -37,16 +37,16 @@ struct LeaveCounts {
 
 }  // namespace
 
-Members::Members(std::shared_ptr<shm::Group> local, Layout layout, std::vector<Remote> remotes,
+Members::Members(std::shared_ptr<shm::Group> local, Layout layout, const Peers& peers,
                  Control* control)
     : local_(std::move(local)),
       uid_(local_->identity().uid),
       layout_(std::move(layout)),
       rank_(local_->number(local_->rank())),
       control_(control) {
-  for (Remote& each : remotes) {
+  for (const auto& peer : peers) {
     remotes_.push_back(std::make_unique<RemoteState>());
-    remotes_.back()->peer = std::move(each.peer);
+    remotes_.back()->peer = peer;
   }
 }
 
@@ -125,11 +125,10 @@ void Members::tell_of_failure(RemoteState& to) const noexcept {
   tell(to, GroupNotice::failed, encoded(local_->failure()));
 }
 
-void Members::enter(int rank) {
+void Members::enter_first(int rank) {
   RemoteState& other = remote(rank);
   const std::lock_guard lock(mutex_);
-  if (other.entered || over_) return;
-  other.entered = true;
+  if (over_ || other.entered.exchange(true, std::memory_order_relaxed)) return;
   tell(other, GroupNotice::entered, {});
 }
 
@@ -154,7 +153,7 @@ void Members::take_notice(const RemotePeer& from, const Notice& notice) noexcept
     switch (static_cast<GroupNotice>(notice.kind)) {
       case GroupNotice::entered: {
         const std::lock_guard lock(mutex_);
-        const bool is_new = !std::exchange(other->entered, true);
+        const bool is_new = !other->entered.exchange(true, std::memory_order_relaxed);
         if (over_ && is_new)
           tell_of_leaving(*other);
         else if (!over_ && local_->failed())

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/control.h"
 #include "base/layout.h"
+#include "bootstrap/control.h"
 #include "transport/shm/group.h"
 
 namespace tccl {
@@ -29,13 +29,10 @@ enum class Traffic : std::uint8_t { collective, point_to_point };
 
 class Members {
  public:
-  struct Remote {
-    std::shared_ptr<RemotePeer> peer;  // none: the rank is on this host
-  };
+  using Peers = std::vector<std::shared_ptr<RemotePeer>>;  // by rank; none: it is on this host
 
-  /// `remotes` by rank; empty, and without `control`, if all are on this host.
-  Members(std::shared_ptr<shm::Group> local, Layout layout, std::vector<Remote> remotes,
-          Control* control);
+  /// `peers` and `control` are needed only if there are other hosts.
+  Members(std::shared_ptr<shm::Group> local, Layout layout, const Peers& peers, Control* control);
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return layout_.ranks(); }
@@ -68,8 +65,10 @@ class Members {
   void spread_failure() noexcept;
 
   // --- traffic with other hosts ---
-  /// Before the first message to or from that rank: from now on both tell each other what happens.
-  void enter(int rank);
+  /// Before any message to or from that rank: from the first on, both tell each other what happens.
+  void enter(int rank) {
+    if (!remote(rank).entered.load(std::memory_order_relaxed)) enter_first(rank);
+  }
   void count_sent(int rank, Traffic traffic) {
     remote(rank).sent.of(traffic).fetch_add(1, std::memory_order_relaxed);
   }
@@ -94,7 +93,7 @@ class Members {
   };
   struct RemoteState {
     std::shared_ptr<RemotePeer> peer;
-    bool entered = false;  // guarded by mutex_
+    std::atomic<bool> entered{false};  // set under mutex_
     Counters sent;
     Counters sent_before_leaving;
     std::atomic<bool> left{false};
@@ -102,6 +101,7 @@ class Members {
   [[nodiscard]] RemoteState& remote(int rank) const {
     return *remotes_[static_cast<std::size_t>(rank)];
   }
+  void enter_first(int rank);
   [[nodiscard]] int local_index(int rank) const { return layout_.place_of(rank); }
   void tell(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
   void tell_of_leaving(RemoteState& to) const noexcept;
@@ -116,7 +116,7 @@ class Members {
   int rank_;
   std::vector<std::unique_ptr<RemoteState>> remotes_;
   Control* control_;
-  mutable std::mutex mutex_;  // guards what follows, and RemoteState::entered
+  mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::entered
   bool told_ = false;         // those who have entered know of the failure
   bool over_ = false;
 };

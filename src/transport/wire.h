@@ -11,8 +11,8 @@
 #include <memory>
 #include <span>
 
-#include "tccl/types.h"
 #include "base/layout.h"
+#include "tccl/types.h"
 
 namespace tccl {
 

@@ -53,11 +53,14 @@ TEST(Hosts, AbortInTheMiddleOfALargeReceiveLeavesItsMemoryAlone) {
     auto comm = rank.join("first");
     auto memory = std::make_unique<std::vector<std::byte>>(kLarge, std::byte{7});
     const bool sends = rank.rank == 0;
-    auto work = comm->start(sends ? tccl::send(memory->data(), kLarge, 1)
-                                  : tccl::recv(memory->data(), kLarge, 0));
-    std::this_thread::sleep_for(20ms);
-    if (!sends) comm->abort("the test wants it");
-    const std::string reason = reason_for_throwing([&] { work->wait(); });
+    const std::string reason = reason_for_throwing([&] {
+      // A rank that comes late may find the group aborted before it starts.
+      auto work = comm->start(sends ? tccl::send(memory->data(), kLarge, 1)
+                                    : tccl::recv(memory->data(), kLarge, 0));
+      std::this_thread::sleep_for(20ms);
+      if (!sends) comm->abort("the test wants it");
+      work->wait();
+    });
     check(reason.find("the test wants it") != std::string::npos, "the reason");
     memory.reset();
     auto second = rank.join("second");
@@ -72,11 +75,13 @@ TEST(Hosts, AbortInTheMiddleOfALargeCollectiveLeavesItsMemoryAlone) {
   Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("first");
     auto memory = std::make_unique<std::vector<float>>(kLarge / 4, 1.0F);
-    auto work = comm->start(tccl::allreduce(memory->data(), memory->data(), memory->size(),
-                                            DType::float32, ReduceOp::sum));
-    std::this_thread::sleep_for(10ms);
-    if (rank.rank == 3) comm->abort("the test wants it");
-    const std::string reason = reason_for_throwing([&] { work->wait(); });
+    const std::string reason = reason_for_throwing([&] {
+      auto work = comm->start(tccl::allreduce(memory->data(), memory->data(), memory->size(),
+                                              DType::float32, ReduceOp::sum));
+      std::this_thread::sleep_for(10ms);
+      if (rank.rank == 3) comm->abort("the test wants it");
+      work->wait();
+    });
     check(reason.find("the test wants it") != std::string::npos, "the reason");
     memory.reset();
     auto second = rank.join("second");

@@ -44,7 +44,7 @@ class OfiLink final : public Link {
   }
 
   void post(const CellHeader& header, const void* payload) override {
-    if (!std::exchange(entered_, true)) box_.members_.enter(rank_);
+    box_.members_.enter(rank_);
     auto parcel = box_.network_.take_parcel();
     if (header.payload_bytes > kCellBytes) throw Error(Errc::internal, "a cell is too long");
     const RankAddress& to = box_.addresses_[static_cast<std::size_t>(rank_)];
@@ -109,7 +109,6 @@ class OfiLink final : public Link {
 
   Mailbox& box_;
   int rank_;
-  bool entered_ = false;
   std::uint64_t posted_ = 0;
   Clock::time_point last_knock_;
   std::uint64_t claimed_ = 0;       // bytes of its eager messages that found a receive here

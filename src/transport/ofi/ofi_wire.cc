@@ -38,16 +38,11 @@ void OfiWire::begin(const OpRecord& record, std::optional<Deadline> deadline,
   timeout_ = timeout;
 }
 
-void OfiWire::enter(int rank) {
-  if (std::exchange(counts(rank).entered, true)) return;
-  members_.enter(rank);
-}
-
 void OfiWire::send(const LetterPtr& letter, std::size_t bytes, std::span<const int> to) {
   const auto parcel = std::static_pointer_cast<Parcel>(letter);
   std::memcpy(parcel->header(), &record_, sizeof record_);
   for (const int rank : to) {
-    enter(rank);
+    members_.enter(rank);
     Request& request = parcel->request_to(rank);
     const std::uint64_t tag =
         tag_of(address(rank).group_number, Traffic::collective, counts(rank).sent);
@@ -64,7 +59,7 @@ void OfiWire::send(const LetterPtr& letter, std::size_t bytes, std::span<const i
 }
 
 Wire::LetterPtr OfiWire::expect(int from) {
-  enter(from);
+  members_.enter(from);
   auto parcel = network_.take_parcel();
   const std::uint64_t number = counts(from).expected++;
   Request& request = parcel->request_from(from, number);

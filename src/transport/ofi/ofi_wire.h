@@ -57,13 +57,11 @@ class OfiWire final : public Wire {
   struct Counts {
     std::uint64_t sent = 0;
     std::uint64_t expected = 0;
-    bool entered = false;
   };
   [[nodiscard]] Counts& counts(int rank) { return counts_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] const RankAddress& address(int rank) const {
     return addresses_[static_cast<std::size_t>(rank)];
   }
-  void enter(int rank);
   /// Until it is ready; `number` is the message of that rank that is waited for, if it is one.
   void wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready);
   void throw_if_hopeless(int rank, std::optional<std::uint64_t> number,

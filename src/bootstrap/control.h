@@ -44,7 +44,7 @@ namespace tccl {
 class Control {
  public:
   struct Options {
-    std::string address;  // of this host, in numbers; see own_address()
+    std::string address;  // of this host, in numbers; see choose_address()
     PortRange ports;
     std::chrono::milliseconds liveness_timeout;
     RemotePeer::Identity self;  // id, host and pid; address and port are filled in

@@ -64,34 +64,22 @@ Reach reach_of(const std::string& address) {
   return IN6_IS_ADDR_LINKLOCAL(&v6) ? Reach::nowhere : Reach::global;
 }
 
-bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
-
 bool usable(const Interface& interface) {
   return interface.up && interface.running && reach_of(interface.address) != Reach::nowhere;
 }
 
+bool is_local(const Interface& interface) {
+  return interface.loopback || reach_of(interface.address) == Reach::this_host;
+}
+
 /// Smaller is better.
 int drawback(const Interface& interface) {
-  const bool local = interface.loopback || reach_of(interface.address) == Reach::this_host;
   const bool link = reach_of(interface.address) == Reach::this_link;
-  return 4 * int{local} + 2 * int{link} + int{is_ipv6(interface.address)};
+  return 4 * int{is_local(interface)} + 2 * int{link} + int{is_ipv6(interface.address)};
 }
 
-std::optional<std::string> best_with_prefix(std::span<const Interface> interfaces,
-                                            const Wanted& wanted, const std::string& prefix) {
-  const Interface* best = nullptr;
-  for (const Interface& one : interfaces) {
-    if (!one.name.starts_with(prefix) || !usable(one) || !wanted.allows(one)) continue;
-    if (best == nullptr || drawback(one) < drawback(*best)) best = &one;
-  }
-  return best == nullptr ? std::nullopt : std::optional(best->address);
-}
-
-bool fits(std::span<const Interface> interfaces, const Wanted& wanted, const std::string& address) {
-  return std::ranges::any_of(interfaces, [&](const Interface& one) {
-    return one.address == address && usable(one) && !one.loopback && wanted.allows(one) &&
-           reach_of(address) == Reach::global;
-  });
+void append_once(std::vector<std::string>& list, const std::string& address) {
+  if (std::ranges::find(list, address) == list.end()) list.push_back(address);
 }
 
 std::string list_of(std::span<const Interface> interfaces) {
@@ -104,8 +92,8 @@ std::string list_of(std::span<const Interface> interfaces) {
   return text.empty() ? "none" : text;
 }
 
-/// Where packets to there come from. A UDP socket sends nothing when it is connected.
-std::optional<std::string> source_towards(const SocketAddress& there) {
+/// A UDP socket sends nothing when it is connected.
+std::optional<std::string> source_of_packets_to(const SocketAddress& there) {
   const Fd fd(::socket(there.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd || ::connect(fd.get(), there.get(), there.length()) != 0) return std::nullopt;
   return SocketAddress::local_end_of(fd.get()).host();
@@ -114,10 +102,10 @@ std::optional<std::string> source_towards(const SocketAddress& there) {
 constexpr std::uint16_t kAnyPort = 9;  // a UDP socket can be connected to any but 0
 
 /// To a name that stands for several addresses there may be several ways; loopback is none.
-std::optional<std::string> source_towards(const std::string& host) {
+std::optional<std::string> source_towards_host(const std::string& host) {
   if (host.empty()) return std::nullopt;
   for (const SocketAddress& there : SocketAddress::resolve(host, kAnyPort)) {
-    auto source = source_towards(there);
+    auto source = source_of_packets_to(there);
     if (source && reach_of(*source) < Reach::this_host) return source;
   }
   return std::nullopt;
@@ -129,7 +117,7 @@ std::vector<std::string> preferred_sources(const std::optional<std::string>& tow
   if (towards_store) sources.push_back(*towards_store);
   // Addresses reserved for documentation: no route but the default one leads there.
   for (const char* elsewhere : {"198.51.100.1", "2001:db8::1"})
-    if (auto source = source_towards(SocketAddress::parse(elsewhere, kAnyPort)))
+    if (auto source = source_of_packets_to(SocketAddress::parse(elsewhere, kAnyPort)))
       sources.push_back(std::move(*source));
   return sources;
 }
@@ -175,26 +163,43 @@ std::vector<Interface> interfaces_of_this_host() {
   return found;
 }
 
-std::string choose_address(std::span<const Interface> interfaces, const std::string& wanted,
-                           std::span<const std::string> preferred) {
+std::optional<std::string> source_towards(const std::string& address) {
+  return source_of_packets_to(SocketAddress::parse(address, kAnyPort));
+}
+
+std::vector<std::string> usable_addresses(std::span<const Interface> interfaces,
+                                          const std::string& wanted,
+                                          std::span<const std::string> preferred) {
   const Wanted names(wanted);
+  std::vector<Interface> allowed;
+  std::ranges::copy_if(interfaces, std::back_inserter(allowed), [&](const Interface& one) {
+    return usable(one) && names.allows(one) && !(names.taken.empty() && is_local(one));
+  });
+  std::ranges::stable_sort(allowed, {}, drawback);
+  std::vector<std::string> addresses;
   if (names.taken.empty()) {
     for (const std::string& address : preferred)
-      if (fits(interfaces, names, address)) return address;
-    if (const auto best = best_with_prefix(interfaces, names, "")) return *best;
+      if (std::ranges::find(allowed, address, &Interface::address) != allowed.end())
+        append_once(addresses, address);
+    for (const Interface& one : allowed) append_once(addresses, one.address);
   }
   for (const std::string& prefix : names.taken)
-    if (const auto best = best_with_prefix(interfaces, names, prefix)) return *best;
+    for (const Interface& one : allowed)
+      if (one.name.starts_with(prefix)) append_once(addresses, one.address);
+  if (!addresses.empty()) return addresses;
   throw Error(Errc::invalid_argument,
               formatted("CCL_SOCKET_IFNAME=\"{}\": no interface fits that is up and has an "
-                        "address; there are: {}",
+                        "address for other hosts; there are: {}",
                         wanted, list_of(interfaces)));
 }
 
-std::string own_address(const std::string& towards, const std::string& wanted) {
-  const auto towards_store = source_towards(towards);
-  if (wanted.empty() && towards_store) return *towards_store;
-  return choose_address(interfaces_of_this_host(), wanted, preferred_sources(towards_store));
+AddressOffer own_addresses(const std::string& towards, const std::string& wanted) {
+  const auto towards_store = source_towards_host(towards);
+  AddressOffer offer;
+  offer.usable =
+      usable_addresses(interfaces_of_this_host(), wanted, preferred_sources(towards_store));
+  offer.shows_the_way = towards_store && offer.usable.front() == *towards_store;
+  return offer;
 }
 
 }  // namespace tccl

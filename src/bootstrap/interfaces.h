@@ -1,9 +1,12 @@
-// The address of this host to give to other hosts.
+// The network interfaces of this host, and the addresses by which others may reach it.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "bootstrap/addresses.h"
 
 namespace tccl {
 
@@ -19,15 +22,19 @@ struct Interface {
 /// In the order of getifaddrs().
 std::vector<Interface> interfaces_of_this_host();
 
-/// IPv4 or IPv6 in numbers. `towards` is the name or address of the store's host, empty if unknown;
-/// `wanted` is CCL_SOCKET_IFNAME: prefixes of names to take, in order of preference, and behind a ^
-/// prefixes to leave out. If no interface fits, throws Error{invalid_argument} that lists them.
-std::string own_address(const std::string& towards, const std::string& wanted);
+/// What this host offers to others. `towards` is the name or address of the store's host, empty if
+/// unknown; `wanted` is CCL_SOCKET_IFNAME: prefixes of names to take, in order of preference, and
+/// behind a ^ prefixes to leave out. If nothing fits, throws Error{invalid_argument} that lists the
+/// interfaces. The name of the host is left to the caller.
+AddressOffer own_addresses(const std::string& towards, const std::string& wanted);
 
-/// The choice among what there is. Without prefixes to take, one of `preferred` (addresses, the
-/// best first) is taken if it fits. Otherwise the first that fits; IPv4 before IPv6, loopback only
-/// if it is asked for or there is nothing else.
-std::string choose_address(std::span<const Interface> interfaces, const std::string& wanted,
-                           std::span<const std::string> preferred);
+/// Those that are of use, best first. Without prefixes to take, those of `preferred` that fit come
+/// first; IPv4 before IPv6; loopback only if it is asked for.
+std::vector<std::string> usable_addresses(std::span<const Interface> interfaces,
+                                          const std::string& wanted,
+                                          std::span<const std::string> preferred);
+
+/// Where packets to an address come from. Nothing is sent.
+std::optional<std::string> source_towards(const std::string& address);
 
 }  // namespace tccl

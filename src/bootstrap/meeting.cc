@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/system_error.h"
 #include "base/wait.h"
+#include "bootstrap/interfaces.h"
 #include "bootstrap/meeting_packets.h"
 #include "bootstrap/packet_socket.h"
 #include "bootstrap/places.h"
@@ -75,8 +76,7 @@ void await_packet(int socket, const Invitation& invitation, Deadline deadline) {
 void throw_if_verdict(int socket, Deadline deadline) {
   static_assert(sizeof(Verdict) != sizeof(Introduction) && sizeof(Verdict) != sizeof(Agenda),
                 "the size tells them apart");
-  char probe[1];
-  if (::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC) == sizeof(Verdict))
+  if (length_of_next_packet(socket) == sizeof(Verdict))
     throw_if_bad(receive_packet<Verdict>(socket, deadline));
 }
 
@@ -119,7 +119,7 @@ class Host {
 
  private:
   void run_alone(int memory_fd, int process_fd) {
-    Attendance attendance = gather_introductions();
+    Attendance attendance = gather_introductions(/*address=*/"");
     for (const Attendee& attendee : attendance.here)
       attendance.everyone.push_back(attendee.introduction);
     hand_out_and_accept(attendance, memory_fd, process_fd);
@@ -128,8 +128,9 @@ class Host {
 
   /// Whatever goes wrong on one host is told to all of them: nobody is left waiting.
   void run_with_others(int memory_fd, int process_fd) {
+    const std::string address = agree_on_address();
     Attendance attendance;
-    const Verdict local = verdict_of([&] { attendance = gather_introductions(); });
+    const Verdict local = verdict_of([&] { attendance = gather_introductions(address); });
     attendance.everyone = exchange_introductions(local, attendance.here);
     const Verdict accepted =
         verdict_of([&] { hand_out_and_accept(attendance, memory_fd, process_fd); });
@@ -171,7 +172,7 @@ class Host {
       if (error.code() == Errc::timeout) throw missing_ranks();
       throw;
     }
-    if (has_other_hosts()) owes_ = kIntroductions;
+    if (has_other_hosts()) owes_ = kAddresses;
     self_.host_number = layout_->host_of(self_.rank);
   }
 
@@ -276,11 +277,12 @@ class Host {
 
   // --- introductions ---
 
-  Attendance gather_introductions() {
-    const Agenda agenda{.several_hosts = has_other_hosts()};
+  Attendance gather_introductions(const std::string& address) {
+    Agenda agenda{};
+    std::strncpy(agenda.address, address.c_str(), sizeof agenda.address - 1);
     for (const Guest& guest : guests_)
       if (guest.proved) send_packet(guest.socket.get(), agenda, invitation_.deadline);
-    self_ = invitation_.introduce(has_other_hosts());
+    self_ = invitation_.introduce(address);
     self_.host_number = layout_->host_of(self_.rank);
     while (introduced() + 1 < ranks_here()) look_after_guests(-1);
     Attendance attendance;
@@ -345,6 +347,12 @@ class Host {
     check_equal("CCL_WIRE_DTYPE", self_.wire_format, other, other.wire_format);
     check_equal("the provider of libfabric", std::string(self_.provider), other,
                 std::string(other.provider));
+    // Of groups made before, with other hosts.
+    const auto family = [](const Introduction& i) {
+      return is_ipv6(i.control_address) ? "IPv6" : "IPv4";
+    };
+    check_equal("the kind of address in use", std::string(family(self_)), other,
+                std::string(family(other)));
   }
 
   template <class T>
@@ -380,17 +388,39 @@ class Host {
     }
   }
 
-  /// The introductions of all hosts, or the first problem that one has.
+  /// The same from hosts that may have a problem: then the first one is thrown on all.
+  std::vector<std::string> exchange_unless_bad(const char* subject, const Verdict& local,
+                                               const std::string& own) {
+    std::vector<std::string> all = exchange(subject, std::string(as_bytes(local)) + own);
+    for (std::string& of_host : all) {
+      std::string_view rest(of_host);
+      throw_if_bad(cut_packet<Verdict>(rest));
+      of_host = rest;
+    }
+    return all;
+  }
+
+  /// Of this host for the others.
+  std::string agree_on_address() {
+    AddressOffer own;
+    const Verdict local = verdict_of([&] { own = invitation_.offer_addresses(); });
+    std::vector<AddressOffer> offers;
+    for (const std::string& offer : exchange_unless_bad(kAddresses, local, encoded(own)))
+      offers.push_back(decode_offer(offer));
+    owes_ = kIntroductions;
+    return choose_address(offers, static_cast<std::size_t>(self_.host_number),
+                          [](const std::string& to) { return source_towards(to); });
+  }
+
+  /// Of all ranks on all hosts.
   std::vector<Introduction> exchange_introductions(const Verdict& local,
                                                    const std::vector<Attendee>& here) {
-    std::string own(as_bytes(local));
+    std::string own;
     for (const Attendee& attendee : here) own += as_bytes(attendee.introduction);
     std::vector<Introduction> everyone(static_cast<std::size_t>(self_.size));
     int count = 0;
-    for (const std::string& of_host : exchange(kIntroductions, own)) {
-      std::string_view rest(of_host);
-      throw_if_bad(cut_packet<Verdict>(rest));
-      for (; !rest.empty(); ++count) {
+    for (const std::string& of_host : exchange_unless_bad(kIntroductions, local, own)) {
+      for (std::string_view rest(of_host); !rest.empty(); ++count) {
         const auto introduction = cut_packet<Introduction>(rest);
         check_sanity(introduction);
         check_agreement(introduction);
@@ -422,7 +452,9 @@ class Host {
       const auto theirs = cut_packet<Verdict>(rest);
       if (common.good && !theirs.good) common = theirs;
     }
-    if (self_.host_number == 0) remove_quietly(*invitation_.store, desk().key(kIntroductions));
+    if (self_.host_number == 0)
+      for (const char* subject : {kAddresses, kIntroductions})
+        remove_quietly(*invitation_.store, desk().key(subject));
     return common;
   }
 
@@ -522,6 +554,7 @@ class Host {
 
   static constexpr milliseconds kHandshakeTime{2000};
   static constexpr std::size_t kMostGuests = 64;
+  static constexpr const char* kAddresses = "addresses";
   static constexpr const char* kIntroductions = "introductions";
 
   const Invitation& invitation_;
@@ -592,8 +625,18 @@ void introduce_oneself(int socket, const Invitation& invitation, int host_rank, 
   std::vector<int> fds{memory_fd};
   if (process_fd >= 0) fds.push_back(process_fd);
   tell_host_if_it_fails(socket, patience, [&] {
-    send_packet(socket, invitation.introduce(agenda.several_hosts != 0), patience, fds);
+    send_packet(socket, invitation.introduce(agenda.address), patience, fds);
   });
+}
+
+/// If the host said why before it went away.
+void throw_last_words(int socket) {
+  Introduction skipped;
+  while (wait_readable(socket, Clock::now())) {
+    throw_if_verdict(socket, Clock::now());
+    if (length_of_next_packet(socket) != sizeof skipped) return;
+    skipped = receive_packet<Introduction>(socket, Clock::now());
+  }
 }
 
 void attend(const Invitation& invitation, Fd socket, int host_rank, int memory_fd, int process_fd) {
@@ -613,6 +656,7 @@ void attend(const Invitation& invitation, Fd socket, int host_rank, int memory_f
     const bool socket_failed =
         error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
     if (!socket_failed) throw;
+    throw_last_words(socket.get());
     throw Error(error.code(), formatted("group {}: the rank that hosted the meeting went away: {}",
                                         invitation.group, error.what()));
   }
@@ -664,7 +708,7 @@ void meet(const Invitation& invitation, int memory_fd, int process_fd) {
   if (invitation.size == 1) {
     Attendance alone;
     alone.here.resize(1);
-    alone.here.front().introduction = invitation.introduce(/*several_hosts=*/false);
+    alone.here.front().introduction = invitation.introduce(/*address=*/"");
     alone.everyone.push_back(alone.here.front().introduction);
     return invitation.accept(alone);
   }

@@ -16,13 +16,14 @@
 #include "base/clock.h"
 #include "base/crypto.h"
 #include "base/fd.h"
+#include "bootstrap/addresses.h"
 #include "tccl/store.h"
 
 namespace tccl {
 
 /// What a rank tells about itself. Sent as bytes between processes of one build.
 struct Introduction {
-  std::uint64_t format = 0x7463636c'00000003;  // raised when this struct or the region changes
+  std::uint64_t format = 0x7463636c'00000004;  // raised when this struct or the region changes
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;
@@ -65,7 +66,9 @@ struct Invitation {
   int rank;
   int size;
   Deadline deadline;
-  std::function<Introduction(bool several_hosts)> introduce;
+  std::function<AddressOffer()> offer_addresses;  // asked for if there are other hosts
+  /// `address` is that of this host for the others; empty if there are none.
+  std::function<Introduction(const std::string& address)> introduce;
   /// Maps everyone's memory. Runs on every rank before the meeting ends; if it throws on one, the
   /// meeting fails on all.
   std::function<void(const Attendance&)> accept;

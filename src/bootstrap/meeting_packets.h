@@ -26,9 +26,9 @@ struct Counterproof {
   Digest proof;
   std::int32_t rank;  // of who hosts the meeting
 };
-/// Where the ranks are: what follows depends on it.
+/// What follows depends on whether there are other hosts.
 struct Agenda {
-  std::int32_t several_hosts;
+  char address[64];  // of this host for the others; empty if there are none
 };
 
 /// How a meeting ended, for everyone alike.

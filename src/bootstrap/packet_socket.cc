@@ -48,6 +48,14 @@ std::vector<Fd> take_descriptors(msghdr& message) {
   return fds;
 }
 
+/// A peer that closes without having read everything is reported first, once; what it said before
+/// can still be read.
+template <class Receive>
+ssize_t in_spite_of_reset(const Receive& receive) {
+  const ssize_t got = receive();
+  return got < 0 && errno == ECONNRESET ? receive() : got;
+}
+
 }  // namespace
 
 Fd listen_on(const std::string& abstract_name) {
@@ -67,6 +75,13 @@ Fd connect_to(const std::string& abstract_name) {
   if (::connect(fd.get(), address.get(), address.length) == 0) return fd;
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   throw_system_error("connect(abstract socket)");
+}
+
+std::size_t length_of_next_packet(int socket) {
+  char probe[1];
+  const ssize_t length =
+      in_spite_of_reset([&] { return ::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC); });
+  return length < 0 ? 0 : static_cast<std::size_t>(length);
 }
 
 bool wait_readable(int socket, Deadline deadline) {
@@ -105,11 +120,10 @@ std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadli
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  const int problem = errno;
+  const ssize_t got =
+      in_spite_of_reset([&] { return ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC); });
   std::vector<Fd> fds = take_descriptors(message);
-  if (got == 0 || (got < 0 && problem == ECONNRESET))
-    throw Error(Errc::peer_lost, "connection closed");
+  if (got == 0) throw Error(Errc::peer_lost, "connection closed");
   if (got != static_cast<ssize_t>(bytes) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
     throw Error(Errc::system, "unexpected packet");
   return fds;

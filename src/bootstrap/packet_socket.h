@@ -21,6 +21,8 @@ bool wait_readable(int socket, Deadline deadline);
 
 void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadline,
                  std::span<const int> fds = {});
+/// Of the next packet; 0 at end of file. It must be readable.
+std::size_t length_of_next_packet(int socket);
 /// Reads one packet of exactly `bytes` and its descriptors; throws Error{system} on anything else,
 /// Error{peer_lost} at end of file.
 std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline);

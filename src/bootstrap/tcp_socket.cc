@@ -113,7 +113,9 @@ Fd listen_within(const std::string& address, PortRange ports) {
       throw_system_error(formatted("cannot listen on {}, port {}", address, port));
   }
   throw Error(Errc::system,
-              formatted("no port from {} to {} is free on {}", ports.first, ports.last, address));
+              formatted("CCL_PORT_RANGE: no port from {} to {} is free on {}; each process needs "
+                        "two of its own",
+                        ports.first, ports.last, address));
 }
 
 Fd start_connecting(const SocketAddress& to, std::chrono::milliseconds liveness_timeout) noexcept {

@@ -83,14 +83,14 @@ class Founding {
         shm::RegionLayout::of(size, context.settings().chunk_bytes));
   }
 
-  Introduction introduce(bool several_hosts) {
+  Introduction introduce(const std::string& address) {
     Introduction own = context_.introduction();
     own.rank = rank_;
     own.size = size_;
     own.first_sequence = first_sequence_;
     own.region_offset = parts_.group->region_offset();
-    if (several_hosts) {
-      context_.introduce_to_other_hosts(own, store_.host());
+    if (!address.empty()) {
+      context_.introduce_to_other_hosts(own, address);
       context_.network().control().admit(secret_);
     }
     cores_digest_ = own.cores_digest;
@@ -168,7 +168,8 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   Founding founding(*impl, store, secret, rank, size, options);
   try {
     meet({&store, options.name, secret, rank, size, deadline,
-          [&](bool several_hosts) { return founding.introduce(several_hosts); },
+          [&] { return impl->offer_addresses(store.host()); },
+          [&](const std::string& address) { return founding.introduce(address); },
           [&](const Attendance& attendance) { founding.accept(attendance); },
           impl->poll_interrupt()},
          impl->arena().memory()->fd(), impl->process_fd());

@@ -131,7 +131,18 @@ std::shared_ptr<Peer> ContextImpl::acquaint(const Attendee& attendee) {
   return peer;
 }
 
-void ContextImpl::open_network(const std::string& store_host) {
+AddressOffer ContextImpl::offer_addresses(const std::string& store_host) {
+  const std::lock_guard lock(network_mutex_);
+  AddressOffer offer;
+  if (network_)
+    offer.usable = {network_->address()};
+  else
+    offer = own_addresses(store_host, settings_.interface);
+  offer.host = host_name();
+  return offer;
+}
+
+void ContextImpl::open_network(const std::string& address) {
   const std::lock_guard lock(network_mutex_);
   if (network_) return;
   RemotePeer::Identity self;
@@ -140,7 +151,7 @@ void ContextImpl::open_network(const std::string& store_host) {
   self.pid = ::getpid();
   network_ = std::make_unique<ofi::Network>(
       *monitor_,
-      ofi::Network::Options{&settings_, own_address(store_host, settings_.interface), self,
+      ofi::Network::Options{&settings_, address, self,
                             [this](const std::shared_ptr<RemotePeer>& from, const Notice& notice) {
                               take_notice(from, notice);
                             }});
@@ -150,16 +161,16 @@ void ContextImpl::open_network(const std::string& store_host) {
   });
 }
 
-void ContextImpl::introduce_to_other_hosts(Introduction& own, const std::string& store_host) {
-  open_network(store_host);
+void ContextImpl::introduce_to_other_hosts(Introduction& own, const std::string& address) {
+  open_network(address);
   ofi::Network& network = *network_;
   own.group_number = network.new_group_number();
   own.control_port = network.control().port();
-  const ofi::Endpoint::Address& address = network.endpoint().address();
-  if (address.size() > sizeof own.fabric_address)
+  const ofi::Endpoint::Address& of_fabric = network.endpoint().address();
+  if (of_fabric.size() > sizeof own.fabric_address)
     throw Error(Errc::internal, "an address of libfabric is too long");
-  own.fabric_address_bytes = static_cast<std::uint16_t>(address.size());
-  std::memcpy(own.fabric_address, address.data(), address.size());
+  own.fabric_address_bytes = static_cast<std::uint16_t>(of_fabric.size());
+  std::memcpy(own.fabric_address, of_fabric.data(), of_fabric.size());
   std::strncpy(own.control_address, network.address().c_str(), sizeof own.control_address - 1);
   std::strncpy(own.provider, network.endpoint().provider().c_str(), sizeof own.provider - 1);
 }

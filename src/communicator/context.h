@@ -61,9 +61,12 @@ class ContextImpl final : public Context {
   /// The process behind an introduction, mapped now if it was not known yet.
   std::shared_ptr<Peer> acquaint(const Attendee& attendee);
 
+  /// By which other hosts may reach this one: the one in use, once there is one. `store_host` is
+  /// where the group's store is, if that is known.
+  AddressOffer offer_addresses(const std::string& store_host);
   /// Adds to an introduction what other hosts need to know, and opens this process's end of the
-  /// network if it is the first. `store_host` is where the group's store is, if that is known.
-  void introduce_to_other_hosts(Introduction& own, const std::string& store_host);
+  /// network, at that address, if it is the first.
+  void introduce_to_other_hosts(Introduction& own, const std::string& address);
   /// Once it was introduced.
   [[nodiscard]] ofi::Network& network() noexcept { return *network_; }
   /// A process of another host and how to send to it.
@@ -83,7 +86,7 @@ class ContextImpl final : public Context {
 
  private:
   void drop_in_child() noexcept;
-  void open_network(const std::string& store_host);
+  void open_network(const std::string& address);
   void tick() noexcept;
   void reclaim_retired() noexcept;
   void take_notice(const std::shared_ptr<RemotePeer>& from, const Notice& notice) noexcept;

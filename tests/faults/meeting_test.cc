@@ -139,5 +139,19 @@ TEST(MeetingProcess, ManyGroupsLeaveNothingBehind) {
   ranks.expect_all_exit_cleanly(60s);
 }
 
+/// Linux reports a peer that closed without having read everything before what that peer said.
+TEST(PacketSocket, WhatWasSaidBeforeTheEndIsRead) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  const tccl::Fd here(ends[0]);
+  tccl::Fd there(ends[1]);
+  tccl::send_packet(here.get(), 1, tccl::Clock::now());  // never read
+  tccl::send_packet(there.get(), std::uint64_t{2}, tccl::Clock::now());
+  there.reset();
+  EXPECT_EQ(tccl::length_of_next_packet(here.get()), sizeof(std::uint64_t));
+  EXPECT_EQ(tccl::receive_packet<std::uint64_t>(here.get(), tccl::Clock::now()), 2U);
+  EXPECT_EQ(tccl::length_of_next_packet(here.get()), 0U);
+}
+
 }  // namespace
 }  // namespace faults

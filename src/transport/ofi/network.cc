@@ -19,15 +19,19 @@ constexpr std::size_t kPostedReceives = 32;
 /// The first free port of the range; libfabric takes a fixed one, or any.
 std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::string& address) {
   const PortRange ports = settings.ports;
+  std::string problem;
   for (std::uint32_t port = ports.first; port <= ports.last; ++port) {
     try {
       return std::make_unique<Endpoint>(
           Endpoint::Options{settings.provider, address, static_cast<std::uint16_t>(port)});
     } catch (const Error& error) {
-      if (port == ports.last) throw;
+      if (ports.last == 0) throw;
+      problem = error.what();
     }
   }
-  throw Error(Errc::internal, "an empty range of ports");
+  throw Error(Errc::system, formatted("CCL_PORT_RANGE: no port from {} to {} is free on {}; each "
+                                      "process needs two of its own ({})",
+                                      ports.first, ports.last, address, problem));
 }
 
 }  // namespace

@@ -49,13 +49,17 @@ def place_by(launcher: Launcher, environment: MutableMapping[str, str]) -> Place
     return Place(rank, size, _number(environment, launcher.local_rank))
 
 
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address in ("localhost", "::1")
+
+
 def _is_one_host(environment: MutableMapping[str, str]) -> bool:
     """Ranks that meet at a loopback address are on one host.
 
     So are those that somebody numbered by hand without naming an address.
     """
-    address = environment.get("MASTER_ADDR", "localhost" if "RANK" in environment else "")
-    return address.startswith("127.") or address in ("localhost", "::1")
+    unnamed = "localhost" if "RANK" in environment else ""
+    return is_loopback(environment.get("MASTER_ADDR", unnamed))
 
 
 def _local_rank(places: list[Place], environment: MutableMapping[str, str]) -> str | None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from torch_ccl.launchers import is_loopback
+
 
 class Sizes(NamedTuple):
     """The variables in which a launcher says how many ranks there are, here and in all."""
@@ -40,10 +42,6 @@ def _are_on_several_hosts(environment: Mapping[str, str]) -> bool:
     return nodes.isdecimal() and int(nodes) > 1
 
 
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address in ("localhost", "::1")
-
-
 def _answers(address: str, port: int) -> bool:
     try:
         with socket.create_connection((address, port), timeout=1):
@@ -55,7 +53,7 @@ def _answers(address: str, port: int) -> bool:
 def require_reachable(environment: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
     """Rank 0 serves the store and cannot know; the others wait for it, but not for ever."""
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    suspicious = _is_loopback(address) and _are_on_several_hosts(environment)
+    suspicious = is_loopback(address) and _are_on_several_hosts(environment)
     if not suspicious or environment.get("RANK") == "0" or not port.isdecimal():
         return
     end = time.monotonic() + patience_s

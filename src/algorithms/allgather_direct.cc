@@ -17,9 +17,7 @@ bool keeps_input(const Board& board, const Call& call) {
 }  // namespace
 
 void allgather_direct(Board& board, const Call& call) {
-  std::size_t longest = 0;
-  for (int rank = 0; rank < board.size(); ++rank)
-    longest = std::max(longest, call.output_from(rank).size());
+  const std::size_t longest = call.longest_output();
   const std::size_t per_step = piece_size(longest, board.chunk_bytes());
   const std::size_t own_bytes = call.output_from(board.rank()).size();
   const bool lendable = keeps_input(board, call);

@@ -20,12 +20,13 @@ class Gather {
         layout_(wire.layout()),
         call_(call),
         rank_(wire.rank()),
-        host_(layout_.host_of(rank_)) {
+        host_(layout_.host_of(rank_)),
+        longest_(call.longest_output()) {
     for (int host = 0; host < layout_.hosts(); ++host)
       if (host != host_) partners_.push_back(layout_.partner(host, layout_.place_of(rank_)));
     for (const int local : layout_.ranks_of(host_)) bundles_.push_back(bundle_of(local));
     per_step_ = piece_bytes();
-    steps_ = steps_for(longest(), per_step_);
+    steps_ = steps_for(longest_, per_step_);
   }
 
   void run() {
@@ -53,23 +54,17 @@ class Gather {
           ranks.push_back(rank);
     return ranks;
   }
-  [[nodiscard]] std::size_t longest() const {
-    std::size_t longest = 0;
-    for (int rank = 0; rank < layout_.ranks(); ++rank)
-      longest = std::max(longest, call_.output_from(rank).size());
-    return longest;
-  }
   [[nodiscard]] std::size_t whole() const {
-    return longest() * static_cast<std::size_t>(layout_.ranks());
+    return longest_ * static_cast<std::size_t>(layout_.ranks());
   }
   /// The same on all hosts: a piece fits a message, and all pieces of a bundle fit a slot.
   [[nodiscard]] std::size_t piece_bytes() const {
-    if (layout_.most() == 1) return piece_size(longest(), Wire::kMostBytes);
+    if (layout_.most() == 1) return piece_size(longest_, Wire::kMostBytes);
     std::size_t most = 1;
     for (int host = 0; host < layout_.hosts(); ++host)
       most = std::max(most, bundle_of(layout_.ranks_of(host)[0]).size());
     const std::size_t in_slot = std::max<std::size_t>(1, board_.area_bytes() / most);
-    return std::min(piece_size(longest(), Wire::kMostBytes), in_slot);
+    return std::min(piece_size(longest_, Wire::kMostBytes), in_slot);
   }
   [[nodiscard]] Range piece(int rank, std::uint32_t step) const {
     return tccl::piece(call_.output_from(rank).size(), per_step_, step);
@@ -119,6 +114,7 @@ class Gather {
   const Call& call_;
   int rank_;
   int host_;
+  std::size_t longest_;
   std::vector<int> partners_;
   std::vector<std::vector<int>> bundles_;  // by local rank
   std::size_t per_step_ = 1;

@@ -4,6 +4,7 @@
 #include "algorithms/patterns.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
+#include "algorithms/wire_sums.h"
 
 namespace tccl {
 namespace {
@@ -22,7 +23,11 @@ std::vector<int> other_speakers(const Wire& wire) {
 class Exchange {
  public:
   Exchange(Board& board, Wire& wire, const Call& call)
-      : board_(board), wire_(wire), call_(call), others_(other_speakers(wire)) {}
+      : board_(board),
+        wire_(wire),
+        call_(call),
+        sums_(wire, call, WireFormat::same),  // only large ones are packed
+        others_(other_speakers(wire)) {}
 
   void run() {
     const std::size_t largest = std::min(board_.chunk_bytes(), Wire::kMostBytes);
@@ -47,23 +52,12 @@ class Exchange {
           rank == kSpeaker ? call_.in() + piece.begin : published(board_, rank, step, piece.count);
     call_.reduce_here(board_, wire_.layout().ranks(), own->data(), ranks, piece.count);
     wire_.send(own, piece.count, others_);
-    add_up(*own, letters, piece);
+    sums_.add_up(call_.out() + piece.begin, own->data(), letters, piece.count);
     const Board::Slot slot = board_.open_step();
     if (board_.size() > 1)
       publish(board_, call_, slot, call_.out() + piece.begin, piece.count, Board::kEveryone,
               /*lendable=*/false);
     board_.post();
-  }
-
-  void add_up(Wire::Letter& own, const std::vector<Wire::LetterPtr>& letters, const Range& piece) {
-    const Layout& layout = wire_.layout();
-    Sources hosts(layout.hosts());
-    std::size_t next = 0;
-    for (int host = 0; host < layout.hosts(); ++host)
-      hosts[host] = host == layout.host_of(wire_.rank())
-                        ? own.data()
-                        : wire_.await(letters[next++], piece.count);
-    call_.reduce_hosts(call_.out() + piece.begin, hosts, piece.count);
   }
 
   void listen(const Range& piece, std::uint32_t step) {
@@ -79,6 +73,7 @@ class Exchange {
   Board& board_;
   Wire& wire_;
   const Call& call_;
+  WireSums sums_;
   std::vector<int> others_;
 };
 

@@ -1,6 +1,7 @@
 // A collective as an algorithm sees it: an operation that has been checked, as bytes per rank.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -62,6 +63,10 @@ class Call {
     return {static_cast<std::byte*>(block.data), block.count * element_bytes_};
   }
 
+  /// Of the blocks of all ranks, in bytes.
+  [[nodiscard]] std::size_t longest_input() const { return longest(operation_.in_blocks); }
+  [[nodiscard]] std::size_t longest_output() const { return longest(operation_.out_blocks); }
+
   /// memcpy with the workers' help, from kSplitBytes per thread. `to` may be `from`.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
   /// The same into a result of `whole` bytes: past the caches if it is large.
@@ -89,6 +94,11 @@ class Call {
   [[nodiscard]] std::vector<double> factors_of(const Board& board) const;
   void copy_by(void (*copy)(void*, const void*, std::size_t), std::byte* to, const std::byte* from,
                std::size_t bytes) const;
+  template <typename OneBlock>
+  [[nodiscard]] std::size_t longest(std::span<const OneBlock> blocks) const {
+    if (blocks.empty()) return bytes();
+    return std::ranges::max(blocks, {}, &OneBlock::count).count * element_bytes_;
+  }
   [[nodiscard]] std::size_t offset(int rank) const {
     return static_cast<std::size_t>(rank) * bytes();
   }

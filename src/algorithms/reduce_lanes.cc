@@ -34,7 +34,7 @@ class Lanes {
         wire_(wire),
         layout_(wire.layout()),
         call_(call),
-        sums_(wire),
+        sums_(wire, call, wire.format()),
         reader_(reader),
         host_(layout_.host_of(wire.rank())),
         lanes_(static_cast<std::size_t>(layout_.fewest())),
@@ -127,21 +127,20 @@ class Lanes {
     const bool has_own = share(piece, host_).count != 0;
     for (std::size_t k = 1; k < hosts_; ++k) {  // not all to the same host at once
       const int host = static_cast<int>((static_cast<std::size_t>(host_) + k) % hosts_);
-      send_sums(state, share(piece, host), counterpart(host));
+      const Range theirs = share(piece, host);
+      const int to = counterpart(host);
+      if (theirs.count != 0) send_sums(state.sums.data() + theirs.begin, theirs.count, {&to, 1});
     }
     for (int host = 0; has_own && host < layout_.hosts(); ++host)
       if (host != host_) state.parts.push_back(wire_.expect(counterpart(host)));
     wire_.let_leave(kMostLeaving * hosts_);
   }
 
-  void send_sums(const InFlight& state, const Range& share, std::span<const int> to) {
-    if (share.count == 0 || to.empty()) return;
-    const Wire::LetterPtr letter = wire_.blank();
-    sums_.pack(letter->data(), state.sums.data() + share.begin, share.count);
-    wire_.send(letter, sums_.bytes(share.count), to);
-  }
-  void send_sums(const InFlight& state, const Range& share, int to) {
-    send_sums(state, share, std::span<const int>(&to, 1));
+  Wire::LetterPtr send_sums(const std::byte* sums, std::size_t bytes, std::span<const int> to) {
+    Wire::LetterPtr letter = wire_.blank();
+    sums_.pack(letter->data(), sums, bytes);
+    wire_.send(letter, sums_.bytes(bytes), to);
+    return letter;
   }
 
   void add_up(std::uint32_t piece) {
@@ -149,12 +148,8 @@ class Lanes {
     const Range own = share(piece, host_);
     if (own.count != 0) {
       std::byte* sum = state.sums.data() + own.begin;
-      reduce_shares(state, sum, own.count);
-      std::vector<int> to;
-      for (int host = 0; host < layout_.hosts(); ++host)
-        if (host != host_ && has_readers(host)) to.push_back(counterpart(host));
-      send_sums(state, own, to);
-      if (sums_.packs()) round_as_sent(sum, own.count);
+      sums_.add_up(sum, sum, state.parts, own.count);
+      send_result(sum, own.count);
     }
     state.parts.clear();
     state.results.clear();
@@ -163,31 +158,14 @@ class Lanes {
         state.results.push_back(wire_.expect(counterpart(host)));
   }
 
-  void reduce_shares(InFlight& state, std::byte* sum, std::size_t bytes) {
-    Sources sources(layout_.hosts());
-    std::size_t next = 0;
-    std::vector<std::vector<std::byte>> unpacked;
-    for (int host = 0; host < layout_.hosts(); ++host) {
-      if (host == host_) {
-        sources[host] = sum;
-        continue;
-      }
-      const std::byte* came = wire_.await(state.parts[next++], sums_.bytes(bytes));
-      if (sums_.packs()) {
-        unpacked.emplace_back(bytes);
-        sums_.unpack(unpacked.back().data(), came, bytes);
-        came = unpacked.back().data();
-      }
-      sources[host] = came;
-    }
-    call_.reduce_hosts(sum, sources, bytes);
-  }
-
-  /// The host that has made a sum must end up with the same bits as those to whom it was sent.
-  void round_as_sent(std::byte* sum, std::size_t bytes) {
-    std::vector<std::byte> packed(sums_.bytes(bytes));
-    sums_.pack(packed.data(), sum, bytes);
-    sums_.unpack(sum, packed.data(), bytes);
+  void send_result(std::byte* sum, std::size_t bytes) {
+    std::vector<int> to;
+    for (int host = 0; host < layout_.hosts(); ++host)
+      if (host != host_ && has_readers(host)) to.push_back(counterpart(host));
+    if (to.empty()) return;
+    const Wire::LetterPtr sent = send_sums(sum, bytes, to);
+    // The host that has made a sum must end up with the same bits as those to whom it was sent.
+    if (sums_.packs()) sums_.unpack(sum, sent->data(), bytes);
   }
 
   void finish(std::uint32_t piece) {

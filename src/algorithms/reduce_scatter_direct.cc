@@ -7,13 +7,6 @@
 namespace tccl {
 namespace {
 
-std::size_t longest_block(const Board& board, const Call& call) {
-  std::size_t longest = call.element_bytes();
-  for (int rank = 0; rank < board.size(); ++rank)
-    longest = std::max(longest, call.input_for(rank).size());
-  return longest;
-}
-
 /// Of one rank's piece. At least one element for every rank fits: see Board::area_bytes.
 std::size_t piece_bytes(const Board& board, const Call& call, std::size_t longest) {
   const auto ranks = static_cast<std::size_t>(board.size());
@@ -47,7 +40,7 @@ std::span<const std::byte> lendable(const Board& board, const Call& call) {
 
 void reduce_scatter_direct(Board& board, const Call& call) {
   const int self = board.rank();
-  const std::size_t longest = longest_block(board, call);
+  const std::size_t longest = std::max(call.element_bytes(), call.longest_input());
   const std::size_t per_rank = piece_bytes(board, call, longest);
   const std::size_t step_bytes = per_rank * static_cast<std::size_t>(board.size());
   const bool in_line = step_bytes <= Board::kLineBytes;

@@ -19,10 +19,10 @@ class Scatter {
         wire_(wire),
         layout_(wire.layout()),
         call_(call),
-        sums_(wire),
+        sums_(wire, call, wire.format()),
         rank_(wire.rank()),
         host_(layout_.host_of(rank_)),
-        longest_(longest_block()),
+        longest_(std::max(call.element_bytes(), call.longest_input())),
         per_rank_(piece_bytes()),
         in_flight_(kLag + 1) {}
 
@@ -40,12 +40,6 @@ class Scatter {
     std::vector<Wire::LetterPtr> parts;
   };
 
-  [[nodiscard]] std::size_t longest_block() const {
-    std::size_t longest = call_.element_bytes();
-    for (int rank = 0; rank < layout_.ranks(); ++rank)
-      longest = std::max(longest, call_.input_for(rank).size());
-    return longest;
-  }
   /// Of one rank's piece. At least one element for every rank fits: see Board::area_bytes.
   [[nodiscard]] std::size_t piece_bytes() const {
     const auto ranks = static_cast<std::size_t>(layout_.ranks());
@@ -119,23 +113,7 @@ class Scatter {
     const Range own = piece(rank_, step);
     if (own.count == 0) return;
     InFlight& state = in_flight(step);
-    Sources sources(layout_.hosts());
-    std::vector<std::vector<std::byte>> unpacked;
-    std::size_t next = 0;
-    for (int host = 0; host < layout_.hosts(); ++host) {
-      if (host == host_) {
-        sources[host] = state.sum.data();
-        continue;
-      }
-      const std::byte* came = wire_.await(state.parts[next++], sums_.bytes(own.count));
-      if (sums_.packs()) {
-        unpacked.emplace_back(own.count);
-        sums_.unpack(unpacked.back().data(), came, own.count);
-        came = unpacked.back().data();
-      }
-      sources[host] = came;
-    }
-    call_.reduce_hosts(call_.out() + own.begin, sources, own.count);
+    sums_.add_up(call_.out() + own.begin, state.sum.data(), state.parts, own.count);
     state.parts.clear();
   }
 

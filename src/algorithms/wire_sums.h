@@ -1,7 +1,9 @@
-// What sums look like on the wire between hosts: as they are, or float32 with fewer bytes.
+// The sums of the hosts: what they look like on the wire, as they are or float32 with fewer bytes,
+// and how they are added up.
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "algorithms/call.h"
@@ -13,7 +15,8 @@ namespace tccl {
 
 class WireSums {
  public:
-  explicit WireSums(const Wire& wire) : format_(wire.format()) {}
+  WireSums(Wire& wire, const Call& call, WireFormat format)
+      : wire_(wire), call_(call), format_(format) {}
 
   [[nodiscard]] bool packs() const { return format_ != WireFormat::same; }
   /// On the wire, for so many bytes of sums.
@@ -33,8 +36,35 @@ class WireSums {
       kernels::copy(sums, from, bytes);
   }
 
+  /// In the order of hosts: `own`, of this one, and a letter from each of the others, for which it
+  /// waits. `to` may be `own`.
+  void add_up(std::byte* to, const std::byte* own, std::span<const Wire::LetterPtr> others,
+              std::size_t bytes) {
+    if (packs()) unpacked_.resize(others.size() * bytes);
+    const Layout& layout = wire_.layout();
+    Sources sources(layout.hosts());
+    std::size_t next = 0;
+    for (int host = 0; host < layout.hosts(); ++host) {
+      const bool here = host == layout.host_of(wire_.rank());
+      sources[host] = here ? own : take(others, next++, bytes);
+    }
+    call_.reduce_hosts(to, sources, bytes);
+  }
+
  private:
+  const std::byte* take(std::span<const Wire::LetterPtr> letters, std::size_t index,
+                        std::size_t bytes) {
+    const std::byte* came = wire_.await(letters[index], this->bytes(bytes));
+    if (!packs()) return came;
+    std::byte* sums = unpacked_.data() + index * bytes;
+    unpack(sums, came, bytes);
+    return sums;
+  }
+
+  Wire& wire_;
+  const Call& call_;
   WireFormat format_;
+  std::vector<std::byte> unpacked_;
 };
 
 }  // namespace tccl

@@ -18,17 +18,18 @@ namespace {
 
 using Results = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-/// None, and the reason, if there are none.
+/// None, and the reason if it is wanted, if there are none.
 Results look_up(const std::string& host, std::uint16_t port, int flags, int* problem) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* first = nullptr;
-  *problem = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
-  return {*problem == 0 ? first : nullptr, &::freeaddrinfo};
+  const int result = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
+  if (problem != nullptr) *problem = result;
+  return {result == 0 ? first : nullptr, &::freeaddrinfo};
 }
 
-Fd new_socket(int family) {
+Fd new_socket(int family) noexcept {
   return Fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
 }
 
@@ -36,15 +37,9 @@ void set_option(int socket, int level, int option, int value) noexcept {
   ::setsockopt(socket, level, option, &value, sizeof value);
 }
 
-/// An invalid Fd, and errno, if the port is taken.
-Fd try_to_listen(const SocketAddress& address) {
-  Fd fd = new_socket(address.family());
-  if (!fd) return fd;
-  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // connections of an earlier job may linger
-  const bool good =
-      ::bind(fd.get(), address.get(), address.length()) == 0 && ::listen(fd.get(), SOMAXCONN) == 0;
-  if (good) return fd;
-  const int problem = errno;  // closing must not change it
+/// An invalid one; errno stays as it is.
+Fd closed(Fd fd) noexcept {
+  const int problem = errno;
   fd.reset();
   errno = problem;
   return fd;
@@ -66,9 +61,9 @@ SocketAddress SocketAddress::parse(const std::string& text, std::uint16_t port) 
   return {results->ai_addr, results->ai_addrlen};
 }
 
-std::vector<SocketAddress> SocketAddress::resolve(const std::string& host, std::uint16_t port) {
-  int problem = 0;
-  const Results results = look_up(host, port, 0, &problem);
+std::vector<SocketAddress> SocketAddress::resolve(const std::string& host, std::uint16_t port,
+                                                  int* problem) {
+  const Results results = look_up(host, port, 0, problem);
   std::vector<SocketAddress> addresses;
   for (const addrinfo* a = results.get(); a != nullptr; a = a->ai_next)
     addresses.emplace_back(a->ai_addr, a->ai_addrlen);
@@ -105,6 +100,15 @@ std::string SocketAddress::text() const {
                               : formatted("{}:{}", host(), port());
 }
 
+Fd try_to_listen(const SocketAddress& address) noexcept {
+  Fd fd = new_socket(address.family());
+  if (!fd) return fd;
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // connections of an earlier job may linger
+  const bool good =
+      ::bind(fd.get(), address.get(), address.length()) == 0 && ::listen(fd.get(), SOMAXCONN) == 0;
+  return good ? std::move(fd) : closed(std::move(fd));
+}
+
 Fd listen_within(const std::string& address, PortRange ports) {
   for (unsigned port = ports.first; port <= ports.last; ++port) {
     Fd fd = try_to_listen(SocketAddress::parse(address, static_cast<std::uint16_t>(port)));
@@ -118,15 +122,13 @@ Fd listen_within(const std::string& address, PortRange ports) {
                         ports.first, ports.last, address));
 }
 
-Fd start_connecting(const SocketAddress& to, std::chrono::milliseconds liveness_timeout) noexcept {
+Fd start_connecting(const SocketAddress& to,
+                    std::optional<std::chrono::milliseconds> liveness_timeout) noexcept {
   Fd fd = new_socket(to.family());
   if (!fd) return fd;
-  prepare_connection(fd.get(), liveness_timeout);
-  if (::connect(fd.get(), to.get(), to.length()) == 0 || errno == EINPROGRESS) return fd;
-  const int problem = errno;
-  fd.reset();
-  errno = problem;
-  return fd;
+  if (liveness_timeout) prepare_connection(fd.get(), *liveness_timeout);
+  const bool good = ::connect(fd.get(), to.get(), to.length()) == 0 || errno == EINPROGRESS;
+  return good ? std::move(fd) : closed(std::move(fd));
 }
 
 void prepare_connection(int socket, std::chrono::milliseconds liveness_timeout) noexcept {

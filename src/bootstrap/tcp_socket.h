@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,9 @@ class SocketAddress {
   SocketAddress(const sockaddr* address, socklen_t length);
   /// From numbers such as "10.0.0.1" or "fd00::2"; throws Error{invalid_argument}.
   static SocketAddress parse(const std::string& text, std::uint16_t port);
-  /// Of a name or of numbers; empty if it cannot be resolved.
-  static std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port);
+  /// Of a name or of numbers; empty if it cannot be resolved. `problem`: as from getaddrinfo().
+  static std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port,
+                                            int* problem = nullptr);
   static SocketAddress local_end_of(int socket);
   static SocketAddress remote_end_of(int socket);
 
@@ -39,12 +41,17 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
+/// An invalid Fd, and errno, if the port is taken.
+Fd try_to_listen(const SocketAddress& address) noexcept;
+
 /// Listens on a free port of the range; throws Error{system} if there is none.
 Fd listen_within(const std::string& address, PortRange ports);
 
 /// A connection that is being made: writable or in error once that is settled. An invalid Fd, and
-/// errno, if it has failed at once.
-Fd start_connecting(const SocketAddress& to, std::chrono::milliseconds liveness_timeout) noexcept;
+/// errno, if it has failed at once. With a timeout it is prepared as below.
+Fd start_connecting(
+    const SocketAddress& to,
+    std::optional<std::chrono::milliseconds> liveness_timeout = std::nullopt) noexcept;
 
 /// For connections with small messages whose other end may vanish: nothing is held back, and what
 /// is not acknowledged within the timeout ends the connection with ETIMEDOUT.

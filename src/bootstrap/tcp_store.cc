@@ -21,6 +21,7 @@
 #include "base/format.h"
 #include "base/poll.h"
 #include "base/system_error.h"
+#include "bootstrap/tcp_socket.h"
 #include "tccl/error.h"
 #include "tccl/store.h"
 
@@ -36,35 +37,17 @@ struct RequestHeader {
 };
 constexpr std::uint32_t kLargestField = 16u << 20;
 
-struct AddressList {
-  addrinfo* first = nullptr;
-  AddressList(const std::string& host, std::uint16_t port, bool passive) {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = passive ? AI_PASSIVE : 0;
-    const int problem = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
-    if (problem != 0)
-      throw Error(Errc::system, formatted("store {}:{}: {}", host, port, gai_strerror(problem)));
-  }
-  ~AddressList() { ::freeaddrinfo(first); }
-  AddressList(const AddressList&) = delete;
-  AddressList& operator=(const AddressList&) = delete;
-};
-
-Fd new_socket(const addrinfo& a) {
-  return Fd(::socket(a.ai_family, a.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a.ai_protocol));
+std::vector<SocketAddress> addresses_of(const std::string& host, std::uint16_t port) {
+  int problem = 0;
+  std::vector<SocketAddress> addresses = SocketAddress::resolve(host, port, &problem);
+  if (problem != 0)
+    throw Error(Errc::system, formatted("store {}:{}: {}", host, port, gai_strerror(problem)));
+  return addresses;
 }
 
 Fd listen_on(const std::string& host, std::uint16_t port) {
-  const AddressList list(host, port, true);
-  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
-    Fd fd = new_socket(*a);
-    const int on = 1;
-    if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (fd && ::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
-        ::listen(fd.get(), SOMAXCONN) == 0)
-      return fd;
-  }
+  for (const SocketAddress& address : addresses_of(host, port))
+    if (Fd fd = try_to_listen(address)) return fd;
   throw_system_error(formatted("store: cannot listen on {}:{}", host, port));
 }
 
@@ -77,13 +60,8 @@ bool finish_connecting(const Fd& fd, Deadline deadline) {
 
 /// An invalid Fd if nobody listens.
 Fd try_to_connect(const std::string& host, std::uint16_t port, Deadline deadline) {
-  const AddressList list(host, port, false);
-  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
-    Fd fd = new_socket(*a);
-    if (!fd) continue;
-    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0) return fd;
-    if (errno == EINPROGRESS && finish_connecting(fd, deadline)) return fd;
-  }
+  for (const SocketAddress& address : addresses_of(host, port))
+    if (Fd fd = start_connecting(address); fd && finish_connecting(fd, deadline)) return fd;
   return {};
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/format.h"
 #include "kernels/variants.h"
+#include "kernels/widen.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -33,11 +34,6 @@ constexpr Rule kRules[] = {
     // The arithmetic costs more than the second meeting: let the ranks share it.
     {Op::allreduce, "pipelined", 1024, 2, /*only_float8=*/true},
 };
-
-constexpr bool is_float8(DType dtype) {
-  return dtype == DType::float8_e4m3fn || dtype == DType::float8_e5m2 ||
-         dtype == DType::float8_e4m3fnuz || dtype == DType::float8_e5m2fnuz;
-}
 
 const Algorithm& find(Op op, std::string_view name) {
   for (const Algorithm& row : algorithms())
@@ -108,7 +104,7 @@ const Algorithm& AlgorithmTable::choose(Op op, std::size_t bytes, int ranks, DTy
   const auto fits = [&](const Entry& entry) {
     return is_for_hosts(*entry.algorithm) == several_hosts && entry.from_bytes <= bytes &&
            bytes <= entry.to_bytes && entry.from_ranks <= ranks &&
-           (!entry.only_float8 || is_float8(dtype));
+           (!entry.only_float8 || kernels::is_float8(dtype));
   };
   return *std::find_if(entries.rbegin(), entries.rend(), fits)->algorithm;
 }

@@ -1,7 +1,5 @@
 #include "rank.h"
 
-#include <fcntl.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <deque>
@@ -12,6 +10,7 @@
 #include <utility>
 
 #include "collective_run.h"
+#include "enter_network.h"
 #include "formats.h"
 #include "groups.h"
 #include "point_to_point.h"
@@ -77,14 +76,10 @@ void check_refusals(tccl::Communicator& world) {
   world.run(tccl::barrier());
 }
 
-/// Of a host only the network counts: that is what proves that ranks are on one.
 void enter_host(const Options& options, int rank) {
   if (options.host_of.empty()) return;
   const int host = options.host_of.at(static_cast<std::size_t>(rank));
-  const std::string& path = options.namespaces.at(static_cast<std::size_t>(host));
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0 || ::setns(file, CLONE_NEWNET) != 0) throw std::runtime_error("setns " + path);
-  ::close(file);
+  enter_network(options.namespaces.at(static_cast<std::size_t>(host)));
 }
 
 class Rank {

@@ -10,24 +10,19 @@ import ctypes
 import os
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 import ranks
 from places import places
-from virtual import Host
+from virtual import KINDS, Host, enter_namespace
 
 CLONE_FS = 0x200
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _enter(placed: list[tuple[int, dict[str, str]]], rank: int) -> None:
     keeper, environment = placed[rank]
-    _libc.unshare(CLONE_FS)  # from the threads that there are: they stay where they are
-    for kind in ("net", "uts", "ipc", "mnt"):
-        with Path(f"/proc/{keeper}/ns/{kind}").open() as namespace:
-            if _libc.setns(namespace.fileno(), 0) != 0:
-                raise OSError(ctypes.get_errno(), f"setns {kind}")
+    ctypes.CDLL(None).unshare(CLONE_FS)  # from the threads that there are: they stay where they are
+    for kind in KINDS:
+        enter_namespace(f"/proc/{keeper}/ns/{kind}")
     os.environ.clear()
     os.environ.update(environment)
 

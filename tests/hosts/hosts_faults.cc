@@ -3,12 +3,10 @@
 //   TCCL_NAMESPACES=/run/netns/a,/run/netns/b hosts_faults
 //
 // tests/hosts/test_faults.py makes the namespaces and runs each test.
-#include <fcntl.h>
-#include <sched.h>
-
 #include <numeric>
 #include <sstream>
 
+#include "enter_network.h"
 #include "faults/harness.h"
 
 namespace faults {
@@ -20,9 +18,7 @@ void enter_host(int host) {
   std::istringstream names(std::getenv("TCCL_NAMESPACES"));
   std::string path;
   for (int i = 0; i <= host; ++i) std::getline(names, path, ',');
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  check(file >= 0 && ::setns(file, CLONE_NEWNET) == 0, "setns");
-  ::close(file);
+  enter_network(path);
 }
 
 /// The ranks of a job, each on its host.

@@ -11,6 +11,7 @@ have further cables, to switches of their own: eth1 of all of them is one networ
 """
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 NETWORK = "10.77"  # of which each network is a part
+KINDS = ("net", "uts", "ipc", "mnt")  # the namespaces of a host
 READY_S = 10.0
 CONTROL = "net.ipv4.tcp_congestion_control"
 _networks = itertools.count(1)  # a process may have several, which know nothing of each other
@@ -33,6 +35,13 @@ def command(*words: str) -> None:
     finished = subprocess.run(words, capture_output=True, text=True, timeout=30)
     if finished.returncode != 0:
         raise RuntimeError(f"{' '.join(words)}: {finished.stderr.strip()}")
+
+
+def enter_namespace(path: str) -> None:
+    """Moves this thread to the namespace that the file stands for."""
+    with Path(path).open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"setns {path}")
 
 
 def shape(namespace: str, device: str, rate: str | None) -> None:
@@ -136,9 +145,8 @@ class Host:
 
     def inside(self, words: list[str]) -> list[str]:
         """The command line that runs another one here, in the current directory."""
-        kinds = ("net", "uts", "ipc", "mnt")
         flags = {"mnt": "mount"}
-        namespaces = [f"--{flags.get(k, k)}=/proc/{self.keeper.pid}/ns/{k}" for k in kinds]
+        namespaces = [f"--{flags.get(k, k)}=/proc/{self.keeper.pid}/ns/{k}" for k in KINDS]
         return ["nsenter", *namespaces, f"--wd={Path.cwd()}", "--", *words]
 
     def start(self, words: list[str], **options) -> subprocess.Popen:

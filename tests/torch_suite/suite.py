@@ -5,7 +5,6 @@ the backend's name what to skip, so a plugin would skip nearly everything. load(
 the reason of each skip instead, and runs what a CPU backend is able to run.
 """
 
-import ctypes
 import faulthandler
 import functools
 import importlib
@@ -18,6 +17,9 @@ import unittest
 from pathlib import Path
 from typing import ClassVar
 from unittest import mock
+
+sys.path.append(str(Path(__file__).parents[1] / "hosts"))
+from virtual import enter_namespace
 
 BOUND_S = 45
 
@@ -134,12 +136,6 @@ def _accept_in_bodies(suite, backend):
 # ---- the test case
 
 
-def _enter_network(path: str) -> None:
-    with Path(path).open() as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) != 0:
-            raise OSError(ctypes.get_errno(), f"setns {path}")
-
-
 def _check_groups(backend_class: type) -> None:
     """All groups of this rank must really be served by the backend that is being tested."""
     import torch
@@ -168,7 +164,7 @@ def _test_case(suite, backend_class: type) -> type[unittest.TestCase]:
         def _run(cls, rank, *args, **kwargs):
             faulthandler.dump_traceback_later(BOUND_S + 5, exit=True)  # no rank is left behind
             if cls.networks:
-                _enter_network(cls.networks[rank])
+                enter_namespace(cls.networks[rank])
             super()._run(rank, *args, **kwargs)
 
         def run_test(self, test_name, parent_pipe):

@@ -144,6 +144,21 @@ TEST(TcpStore, NobodyThereIsAnError) {
   EXPECT_THROW(tcp_store("127.0.0.1", free_port(), false, 50ms), Error);
 }
 
+TEST(TcpStore, WhatCannotBeServedIsSaid) {
+  const std::uint16_t port = free_port();
+  const auto store = tcp_store("127.0.0.1", port, true, 5000ms);
+  const auto reason_at = [&](const std::string& host) -> std::string {
+    try {
+      tcp_store(host, port, true, 50ms);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  EXPECT_NE(reason_at("127.0.0.1").find("already in use"), std::string::npos);
+  EXPECT_NE(reason_at("").find("not known"), std::string::npos);
+}
+
 TEST(TcpStore, GarbageDoesNotDisturb) {
   const std::uint16_t port = free_port();
   const auto store = tcp_store("127.0.0.1", port, true, 5000ms);

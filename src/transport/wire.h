@@ -19,7 +19,7 @@ namespace tccl {
 class Wire {
  public:
   /// The longest message. Larger ones fill a fast network better, smaller ones leave sooner.
-  static constexpr std::size_t kMostBytes = std::size_t{256} << 10;
+  static constexpr std::size_t kMostBytes = std::size_t{128} << 10;
 
   /// Memory for one message, given back to the wire when nobody holds it and the network has
   /// finished with it.

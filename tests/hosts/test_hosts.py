@@ -211,3 +211,34 @@ def test_a_message_arrives_while_its_sender_computes(hosts):
     sender, receiver = run_ranks(hosts[:2], [1, 1], SEND_AND_COMPUTE)
     times = [b["ended"] - a["begun"] for a, b in zip(sender, receiver, strict=True)]
     assert min(times) < 0.2, times  # milliseconds, were the cores free
+
+
+# ---- memory
+
+MANY_OPERATIONS = """
+from pathlib import Path
+
+def resident_kib():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+x, small = torch.zeros(25), torch.zeros(1)
+def work(times):
+    for _ in range(times):
+        dist.all_reduce(x)
+        if rank == 0:
+            dist.send(small, 1)
+        else:
+            dist.recv(small, 0)
+    return resident_kib()
+
+before = work(3000)
+say(grown=work(3000) - before)
+dist.destroy_process_group()
+"""
+
+
+def test_memory_does_not_grow(hosts):
+    """libfabric's rings are of a size that is soon in use as a whole."""
+    for said in run_ranks(hosts[:2], [1, 1], MANY_OPERATIONS):
+        assert said[0]["grown"] <= 128, said

@@ -8,7 +8,7 @@ PYTEST := .venv/bin/pytest
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup build native demo test test-all lint sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help setup setup-tests build native demo test test-all lint sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -27,6 +27,9 @@ help:
 setup:
 	@PYTHON="$(PYTHON)" tools/setup.sh
 
+setup-tests: setup
+	@tools/setup.sh test
+
 .venv/.package: $(PACKAGE_SOURCES) | setup
 	@echo "building the Python package"
 	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps .
@@ -42,17 +45,17 @@ native: setup
 demo: build
 	$(VENV_PYTHON) examples/demo.py $(ARGS)
 
-test: build native
+test: build native setup-tests
 	$(PYTEST) tests -m "not slow" $(ARGS)
 
-test-all: build native
+test-all: build native setup-tests
 	$(PYTEST) tests $(ARGS)
 
 lint: build native
 	@tools/setup.sh lint
 	tools/lint.sh
 
-sanitize: setup
+sanitize: setup setup-tests
 	tools/sanitize.sh $(ARGS)
 
 soak: build
@@ -63,13 +66,13 @@ bench: build
 	.venv/bin/torch-ccl bench --programs decode,ddp_step --json build/programs.json $(ARGS)
 	.venv/bin/torch-ccl bench --footprint --json build/footprint.json $(ARGS)
 
-bench-hosts: build
+bench-hosts: build setup-tests
 	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)
 
 mutants: build native
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)
 
-compat: build
+compat: build setup-tests
 	$(VENV_PYTHON) tests/compat/run.py $(DOCS) $(ARGS)
 
 clean:

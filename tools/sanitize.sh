@@ -10,7 +10,8 @@ for preset in asan tsan; do
 done
 
 export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
-TCCL_BUILD_DIR=build/asan .venv/bin/pytest tests/unit tests/conformance -m "not slow" "$@"
+TCCL_BUILD_DIR=build/asan .venv/bin/pytest tests/unit tests/conformance \
+  tests/hosts/test_faults.py tests/hosts/test_conformance_hosts.py -m "not slow" "$@"
 
 # Some kernels randomise addresses more widely than TSan's shadow memory allows.
 no_aslr=()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this machine: system packages that are missing, then .venv with requirements-dev.txt.
-#   tools/setup.sh          what building and testing need
+#   tools/setup.sh          what building needs
+#   tools/setup.sh test     what testing needs on top
 #   tools/setup.sh lint     what `make lint` needs on top
 # PYTHON names the interpreter for .venv (default python3).
 set -euo pipefail
@@ -23,13 +24,16 @@ find_missing() {
     has_command clang-tidy || missing+=(clang-tidy)
     return
   fi
+  if [ "${1:-}" = test ]; then
+    has_command ip || missing+=(iproute2)          # for virtual hosts
+    has_command mpiexec.hydra || missing+=(mpich)  # for launch lines
+    return
+  fi
   has_command g++ || missing+=(g++)
   has_command cmake || missing+=(cmake)
   has_command ninja || missing+=(ninja-build)
   has_command make || missing+=(make)
   has_command git || missing+=(git)
-  has_command ip || missing+=(iproute2)  # for tests of several hosts
-  has_command mpiexec.hydra || missing+=(mpich)  # for launch lines of several hosts
   has_header openssl/hmac.h || missing+=(libssl-dev)
   has_header fmt/format.h || missing+=(libfmt-dev)
   has_header rdma/fabric.h || missing+=(libfabric-dev)  # with the library, which is loaded at run time
@@ -53,7 +57,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   find_missing "$@"
   [ ${#missing[@]} -eq 0 ] || die "still missing after installation: ${missing[*]}"
 fi
-[ "${1:-}" != lint ] || exit 0
+[ $# = 0 ] || exit 0
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   die "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1); choose one: make build PYTHON=python3.11"

@@ -13,6 +13,8 @@ docs/hosts.md. The setting CCL_WIRE_DTYPE does the same for all float32 sums of 
 import torch
 import torch.distributed as dist
 
+from torch_ccl._C import ProcessGroupCCL
+
 
 def bf16_between_hosts(
     group: dist.ProcessGroup | None, bucket: dist.GradBucket
@@ -31,10 +33,23 @@ def int8_between_hosts(
 def _average(
     group: dist.ProcessGroup | None, bucket: dist.GradBucket, wire_dtype: str
 ) -> torch.futures.Future[torch.Tensor]:
-    group = group if group is not None else dist.group.WORLD
-    backend = group._get_backend(torch.device("cpu"))
+    backend = _backend_of(group if group is not None else dist.group.WORLD)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.AVG
     options.asyncOp = True
-    work = backend.allreduce_packed([bucket.buffer()], options, wire_dtype)
+    gradients = bucket.buffer()
+    if gradients.is_sparse:
+        work = backend.allreduce([gradients], options)
+    else:
+        work = backend.allreduce_packed([gradients], options, wire_dtype)
     return work.get_future().then(lambda done: done.value()[0])
+
+
+def _backend_of(group: dist.ProcessGroup) -> ProcessGroupCCL:
+    backend = group._get_backend(torch.device("cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # at TORCH_DISTRIBUTED_DEBUG=DETAIL
+    if not isinstance(backend, ProcessGroupCCL):
+        raise TypeError(
+            f"torch_ccl.hooks need a group of backend ccl, not {type(backend).__name__}"
+        )
+    return backend

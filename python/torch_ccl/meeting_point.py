@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from torch_ccl.launchers import is_loopback
 
@@ -50,11 +51,13 @@ def _answers(address: str, port: int) -> bool:
         return False
 
 
-def require_reachable(environment: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
+def require_reachable(
+    environment: Mapping[str, str], rank: str, patience_s: float = PATIENCE_S
+) -> None:
     """Rank 0 serves the store and cannot know; the others wait for it, but not for ever."""
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
     suspicious = is_loopback(address) and _are_on_several_hosts(environment)
-    if not suspicious or environment.get("RANK") == "0" or not port.isdecimal():
+    if not suspicious or rank in ("", "0") or not port.isdecimal():
         return
     end = time.monotonic() + patience_s
     while not _answers(address, int(port)):
@@ -67,6 +70,12 @@ def require_reachable(environment: Mapping[str, str], patience_s: float = PATIEN
         time.sleep(0.1)
 
 
+def _rank_in(url: str, environment: Mapping[str, str]) -> str:
+    """Empty if nobody says it. torch puts what the call says into the URL; that comes first."""
+    (rank, *_) = parse_qs(urlsplit(url).query).get("rank", [environment.get("RANK", "")])
+    return rank
+
+
 def watch_rendezvous() -> None:
     """Look before torch does; what it does is not changed."""
     # Not by `from torch.distributed import`: there the name is a function.
@@ -76,9 +85,9 @@ def watch_rendezvous() -> None:
     if by_torch is None or getattr(by_torch, "is_checked", False):
         return
 
-    def check_first(*args, **kwargs) -> Iterator:
-        require_reachable(os.environ, PATIENCE_S)
-        return by_torch(*args, **kwargs)
+    def check_first(url: str, *args, **kwargs) -> Iterator:
+        require_reachable(os.environ, _rank_in(url, os.environ), PATIENCE_S)
+        return by_torch(url, *args, **kwargs)
 
     check_first.is_checked = True
     handlers["env"] = check_first

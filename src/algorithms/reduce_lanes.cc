@@ -20,8 +20,8 @@
 namespace tccl {
 namespace {
 
-/// Pieces that are on their way between two stages. With more of them the wire is no fuller, but the
-/// hosts get ahead of each other: 1 MiB over 4 hosts at 1 Gbit/s took 13.9 ms instead of 13.6.
+/// Pieces that are on their way between two stages. With more of them the wire is no fuller, but
+/// the hosts get ahead of each other: 1 MiB over 4 hosts at 1 Gbit/s took 13.9 ms instead of 13.6.
 constexpr std::uint32_t kLag = 1;
 /// Messages that have not left yet, per other host.
 constexpr std::size_t kMostLeaving = 2 * kLag + 2;
@@ -54,15 +54,21 @@ class Lanes {
       if (i >= kToReaders) publish_slice(i - kToReaders, slot.result);
       board_.post();
       if (is_lane()) {
-        if (i < pieces_) send(i);
-        if (i >= kLag && i - kLag < pieces_) add_up(i - kLag);
-        if (i >= 2 * kLag && i - 2 * kLag < pieces_) finish(i - 2 * kLag);
+        work_on(i, 0, [&](std::uint32_t piece) { send(piece); });
+        work_on(i, kLag, [&](std::uint32_t piece) { add_up(piece); });
+        work_on(i, 2 * kLag, [&](std::uint32_t piece) { finish(piece); });
       }
       if (i >= kToReaders) read(i - kToReaders, i);
     }
   }
 
  private:
+  /// On the piece that came so many steps before, if there is one.
+  void work_on(std::uint32_t step, std::uint32_t before,
+               FunctionRef<void(std::uint32_t piece)> work) const {
+    if (step >= before && step - before < pieces_) work(step - before);
+  }
+
   /// What is under way of one piece in this rank's lane.
   struct InFlight {
     explicit InFlight(std::size_t slice_bytes) : sums(slice_bytes) {}

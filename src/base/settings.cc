@@ -110,15 +110,12 @@ void liveness_into(Settings& settings, const std::string& text) {
 }
 
 void wire_format_into(Settings& settings, const std::string& text) {
-  if (text == "same") {
-    settings.wire_format = WireFormat::same;
-  } else if (text == "bf16") {
-    settings.wire_format = WireFormat::bfloat16;
-  } else if (text == "int8") {
-    settings.wire_format = WireFormat::int8;
-  } else {
-    throw Error(Errc::invalid_argument, "must be same, bf16 or int8");
+  for (const WireFormat format : {WireFormat::same, WireFormat::bfloat16, WireFormat::int8}) {
+    if (text != value_of(format)) continue;
+    settings.wire_format = format;
+    return;
   }
+  throw Error(Errc::invalid_argument, "must be same, bf16 or int8");
 }
 
 template <Op O>

@@ -14,6 +14,7 @@
 #include "base/format.h"
 #include "base/layout.h"
 #include "base/log.h"
+#include "base/settings.h"
 #include "base/system_error.h"
 #include "base/wait.h"
 #include "bootstrap/interfaces.h"
@@ -344,7 +345,8 @@ class Host {
     check_equal("the first sequence number", self_.first_sequence, other, other.first_sequence);
     check_equal("CCL_CHUNK_BYTES", self_.chunk_bytes, other, other.chunk_bytes);
     check_equal("CCL_EAGER_BYTES", self_.eager_bytes, other, other.eager_bytes);
-    check_equal("CCL_WIRE_DTYPE", self_.wire_format, other, other.wire_format);
+    check_equal("CCL_WIRE_DTYPE", value_of(static_cast<WireFormat>(self_.wire_format)), other,
+                value_of(static_cast<WireFormat>(other.wire_format)));
     check_equal("the provider of libfabric", std::string(self_.provider), other,
                 std::string(other.provider));
     // Of groups made before, with other hosts.

@@ -33,15 +33,6 @@ std::uint64_t hash_of_counts(const Operation& o) {
   return hash == 1 ? 0 : hash;
 }
 
-/// Only float32 sums can be packed, and only those that end on all ranks.
-WireFormat wire_format_of(const Operation& o, WireFormat by_setting) {
-  const ReduceOp op = o.reduction.op;
-  const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
-                     (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum);
-  if (!packs) return WireFormat::same;
-  return o.wire_format == WireFormat::by_setting ? by_setting : o.wire_format;
-}
-
 /// Elements as all ranks count them; of the v-forms with shared counts, those of all ranks.
 std::size_t shared_count(const Operation& o) {
   std::size_t count = counts_are_private(o.op) || counts_are_shared(o.op) ? 0 : o.count;
@@ -50,6 +41,22 @@ std::size_t shared_count(const Operation& o) {
   if (o.op == Op::reduce_scatterv)
     for (const ConstBlock& block : o.in_blocks) count += block.count;
   return count;
+}
+
+/// Below this a message is not shorter for having fewer bytes.
+constexpr std::size_t kLeastPackedBytes = std::size_t{32} << 10;
+
+/// Only float32 sums can be packed, and only those that end on all ranks.
+WireFormat wire_format_of(const Operation& o, int ranks, WireFormat by_setting) {
+  const ReduceOp op = o.reduction.op;
+  const bool of_all_ranks = o.op == Op::reduce_scatter;  // what is counted is one rank's
+  const std::size_t bytes =
+      shared_count(o) * sizeof(float) * static_cast<std::size_t>(of_all_ranks ? ranks : 1);
+  const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
+                     (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum) &&
+                     bytes >= kLeastPackedBytes;
+  if (!packs) return WireFormat::same;
+  return o.wire_format == WireFormat::by_setting ? by_setting : o.wire_format;
 }
 
 /// Completes the parts of a group whose members on this host are known.
@@ -83,6 +90,12 @@ class Founding {
         shm::RegionLayout::of(size, context.settings().chunk_bytes));
   }
 
+  ~Founding() {
+    if (parts_.group_number != 0) context_.network().forget_group(parts_.group_number);
+  }
+  Founding(const Founding&) = delete;
+  Founding& operator=(const Founding&) = delete;
+
   Introduction introduce(const std::string& address) {
     Introduction own = context_.introduction();
     own.rank = rank_;
@@ -110,7 +123,7 @@ class Founding {
     if (size_ > 1) forget_keys(store_, rank_);
   }
 
-  CommunicatorImpl::Parts take_parts() { return std::move(parts_); }
+  CommunicatorImpl::Parts take_parts() { return std::exchange(parts_, {}); }
   /// Ranks of this host that may use the same cores as this one.
   [[nodiscard]] int sharing() const { return sharing_; }
 
@@ -305,7 +318,7 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
   record.root = operation.root;
   record.count = shared_count(operation);
   record.counts_hash = hash_of_counts(operation);
-  record.wire_format = wire_format_of(operation, context_->settings().wire_format);
+  record.wire_format = wire_format_of(operation, size_, context_->settings().wire_format);
   return record;
 }
 
@@ -440,7 +453,9 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Optio
     } catch (const Error& error) {
       throw members_->fail(error);  // the others would wait for this rank
     }
-    if (wire_) parts.group_number = context_->network().new_group_number();
+    const auto is_elsewhere = [&](const Wish& wish) { return !members_->is_local(wish.rank); };
+    if (std::ranges::any_of(wishes, is_elsewhere))
+      parts.group_number = context_->network().new_group_number();
     place = {parts.group->region_offset(), parts.group_number};
   }
   std::vector<Place> places(static_cast<std::size_t>(size_));

@@ -97,18 +97,19 @@ ON_ONE_HOST = [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}, {"SLURM_STEP_NU
 def test_several_hosts_cannot_meet_at_a_loopback_address(address):
     with socket.create_server((address, 0)) as server:
         used = str(server.getsockname()[1])
-    where = {"MASTER_ADDR": address, "MASTER_PORT": used, "RANK": "1"}
+    where = {"MASTER_ADDR": address, "MASTER_PORT": used}
     for environment in ON_TWO_HOSTS:
         with pytest.raises(ValueError, match=f"MASTER_ADDR={address} .*several hosts"):
-            meeting_point.require_reachable({**environment, **where}, patience_s=0)
-        meeting_point.require_reachable({**environment, **where, "MASTER_ADDR": "node1"})
-        meeting_point.require_reachable({**environment, **where, "RANK": "0"})
+            meeting_point.require_reachable({**environment, **where}, "1", patience_s=0)
+        meeting_point.require_reachable({**environment, **where, "MASTER_ADDR": "node1"}, "1")
+        for rank in ("0", ""):  # serves the store, or does not say what it is
+            meeting_point.require_reachable({**environment, **where}, rank)
     for environment in ON_ONE_HOST:
-        meeting_point.require_reachable({**environment, **where})
+        meeting_point.require_reachable({**environment, **where}, "1")
     # two launchers on one machine: somebody serves the store
     with socket.create_server((address, 0)) as server:
         where["MASTER_PORT"] = str(server.getsockname()[1])
-        meeting_point.require_reachable({**ON_TWO_HOSTS[0], **where}, patience_s=0)
+        meeting_point.require_reachable({**ON_TWO_HOSTS[0], **where}, "1", patience_s=0)
 
 
 REFUSED = """
@@ -130,3 +131,21 @@ except ValueError as error:
 
 def test_torch_is_kept_from_waiting_for_such_a_meeting():
     assert "refused" in run_script(REFUSED)
+
+
+MADE_BY_CALL = """
+import os, socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = str(server.getsockname()[1])
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="1", SLURM_STEP_NUM_NODES="2")
+import torch.distributed as dist
+import torch_ccl
+torch_ccl.meeting_point.PATIENCE_S = 1
+dist.init_process_group("ccl", rank=0, world_size=1)
+print("made")
+"""
+
+
+def test_what_the_call_says_of_its_rank_counts():
+    """Each host may have a job of its own, whatever the launcher says of the hosts."""
+    assert "made" in run_script(MADE_BY_CALL)

@@ -225,6 +225,20 @@ TEST(Hosts, RankThatHasLeftIsNamed) {
   ranks.expect_all_exit_cleanly();
 }
 
+TEST(Hosts, NobodyWaitsToSendToARankThatHasLeft) {
+  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+    auto comm = rank.join("world");
+    expect_sum(*comm);
+    if (rank.rank == 1) return comm->close();
+    std::vector<std::byte> data(kLarge);
+    const std::string reason = reason_for_throwing(
+        [&] { comm->run(tccl::broadcast(data.data(), data.size(), DType::uint8, 0)); });
+    check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
+    check(reason.find("left group world, but broadcast #") != std::string::npos, reason.c_str());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
 TEST(Hosts, ManyGroupsUseOneEndpoint) {
   Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
     auto world = rank.join("world");

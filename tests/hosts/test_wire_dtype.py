@@ -1,5 +1,7 @@
 """Fewer bytes between hosts: the same bits on all ranks, within the bounds of docs/hosts.md."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ BLOCK = 128
 
 @pytest.fixture(scope="module")
 def hosts():
-    with virtual_hosts(2) as made:
+    with virtual_hosts(3) as made:
         yield made
 
 
@@ -41,9 +43,10 @@ def allowed(sums: list[torch.Tensor], wire_dtype: str, with_total: bool) -> torc
     return bound + error_of(total.abs() + bound, wire_dtype) if with_total else bound
 
 
-def check_sums(rank: int, size: int, wire_dtype: str) -> bytes:
+def check_sums(rank: int, size: int, wire_dtype: str, layout: list[int]) -> bytes:
     inputs = [input_of(other) for other in range(size)]
-    host_sums = [sum(inputs[: size // 2]), sum(inputs[size // 2 :])]
+    ends = list(itertools.accumulate(layout))
+    host_sums = [sum(inputs[end - own : end]) for own, end in zip(layout, ends, strict=True)]
     x = inputs[rank].clone()
     dist.all_reduce(x)
     exact = sum(i.double() for i in inputs)
@@ -57,6 +60,10 @@ def check_sums(rank: int, size: int, wire_dtype: str) -> bytes:
     bound = allowed([s[mine] for s in host_sums], wire_dtype, with_total=False)
     assert ((own - exact[mine]).abs() <= bound).all()
 
+    few = torch.full((10,), 1 + 2.0**-20)
+    one = torch.empty(2)
+    dist.reduce_scatter_tensor(one, few[:2].repeat(size))  # too short to be packed
+    assert torch.equal(one, few[:2] * size)
     biggest = inputs[rank].clone()
     dist.all_reduce(biggest, dist.ReduceOp.MAX)  # is not packed
     assert torch.equal(biggest, torch.stack(inputs).amax(0))
@@ -66,9 +73,12 @@ def check_sums(rank: int, size: int, wire_dtype: str) -> bytes:
     return x[1000:].numpy().tobytes()
 
 
+@pytest.mark.parametrize("layout", [[2, 2], [2, 1, 1]], ids=str)
 @pytest.mark.parametrize("wire_dtype", ["bf16", "int8"])
-def test_sums(hosts, wire_dtype):
-    results = run_on_hosts(hosts, [2, 2], check_sums, wire_dtype, CCL_WIRE_DTYPE=wire_dtype)
+def test_sums(hosts, wire_dtype, layout):
+    results = run_on_hosts(
+        hosts[: len(layout)], layout, check_sums, wire_dtype, layout, CCL_WIRE_DTYPE=wire_dtype
+    )
     assert len(set(results)) == 1, "ranks differ"
 
 
@@ -89,9 +99,10 @@ def train_with(rank: int, size: int, hook_name: str | None) -> list[float]:
 
 
 @pytest.mark.parametrize("hook_name", ["bf16_between_hosts", "int8_between_hosts"])
-def test_hooks(hosts, hook_name):
-    exact = run_on_hosts(hosts, [1, 1], train_with, None)
-    packed = run_on_hosts(hosts, [1, 1], train_with, hook_name)
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])  # at which torch wraps the backend
+def test_hooks(hosts, hook_name, level):
+    exact = run_on_hosts(hosts[:2], [1, 1], train_with, None)
+    packed = run_on_hosts(hosts[:2], [1, 1], train_with, hook_name, TORCH_DISTRIBUTED_DEBUG=level)
     assert packed[0] == packed[1], "ranks differ"
     assert packed[0] != exact[0], "nothing was packed"
     assert torch.allclose(torch.tensor(packed[0]), torch.tensor(exact[0]), rtol=1e-3, atol=1e-2)

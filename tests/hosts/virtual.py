@@ -27,7 +27,7 @@ from pathlib import Path
 NETWORK = "10.77"  # of which each network is a part
 KINDS = ("net", "uts", "ipc", "mnt")  # the namespaces of a host
 READY_S = 10.0
-CONTROL = "net.ipv4.tcp_congestion_control"
+CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
 _networks = itertools.count(1)  # a process may have several, which know nothing of each other
 
 
@@ -125,10 +125,13 @@ class Host:
             mount --bind {own}/boot_id /proc/sys/kernel/random/boot_id
             touch {own}/ready
             exec sleep infinity"""
+        dying_with_us = ["setpriv", "--pdeathsig", "KILL"]
         network = ["nsenter", f"--net={self.path}"]
         others = ["unshare", "--uts", "--ipc", "--mount", "--propagation", "private"]
         self.keeper = subprocess.Popen(
-            [*network, *others, "sh", "-ec", script], stderr=subprocess.PIPE, text=True
+            [*dying_with_us, *network, *others, "sh", "-ec", script],
+            stderr=subprocess.PIPE,
+            text=True,
         )
         end = time.monotonic() + READY_S
         while not (own / "ready").exists():
@@ -176,10 +179,10 @@ class Host:
 
     def set_congestion_control(self, name: str) -> None:
         """Of connections made from now on. A host may have those that the machine allows."""
-        command("ip", "netns", "exec", self.namespace, "sysctl", "-qw", f"{CONTROL}={name}")
+        self.run("sh", "-c", f"echo {name} > {CONTROL}")
 
     def congestion_control(self) -> str:
-        return self.run("sysctl", "-n", CONTROL).strip()
+        return self.run("cat", CONTROL).strip()
 
     def sent_bytes(self, device: str = "eth0") -> int:
         """Out of this host, since it was plugged in."""
@@ -237,6 +240,9 @@ def virtual_hosts(
                 host.set_rate(rate)
             yield hosts
         finally:
-            for host in hosts:
-                host.shut_down()
-            subprocess.run(["ip", "netns", "del", switch], capture_output=True, timeout=30)
+            with contextlib.ExitStack() as stack:  # each of them, whatever becomes of the others
+                stack.callback(
+                    subprocess.run, ["ip", "netns", "del", switch], capture_output=True, timeout=30
+                )
+                for host in hosts:
+                    stack.callback(host.shut_down)

@@ -49,6 +49,7 @@ def results(tmp_path_factory):
 
 
 # Over two hosts, and over four; of both a sample is not slow.
+LEAST_SENT_BYTES = 10_000  # more than the store and its pings
 LAYOUTS = [[0, 0, 1, 1], [0, 1, 2, 3]]
 SAMPLE = "test_all_reduce_sum$|test_broadcast$|test_all_to_all_group$|test_send_recv_any_source$"
 
@@ -57,13 +58,17 @@ def run_over_hosts(directory: Path, layout: list[int], *arguments: str) -> dict[
     with virtual_hosts(len(set(layout))) as hosts:
         networks = ",".join(host.path for host in hosts)
         places = ",".join(map(str, layout))
-        return run_suite(directory, "--namespaces", networks, "--host-of", places, *arguments)
+        results = run_suite(directory, "--namespaces", networks, "--host-of", places, *arguments)
+        sent = [host.sent_bytes() for host in hosts]
+    assert min(sent) > LEAST_SENT_BYTES, f"the hosts did not exchange data: {sent}"
+    return results
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["2x2", "4x1"])
 def test_sample_over_hosts(tmp_path, layout):
     results = run_over_hosts(tmp_path, layout, "--tests", SAMPLE)
-    assert len(results) >= 4 and not failed(results, results)
+    wrong = not_passed(results, results)
+    assert len(results) >= 4 and not wrong, report(wrong)
 
 
 @pytest.mark.slow

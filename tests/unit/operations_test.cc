@@ -131,9 +131,10 @@ std::string page() {
          "This holds for every operation that reduces: " +
          joined<Op>(kOpCount, reduces) + ". All others move every type.\n\n" + reductions_table() +
          "\n"
-         "- Inputs are combined in the order of ranks, so every rank gets the same bits, in every "
-         "run.\n"
-         "- 16- and 8-bit floats are added in float32 and rounded once. Integers wrap.\n"
+         "- Inputs are combined in the order of ranks, over several hosts first those of each "
+         "host, so every rank gets the same bits, in every run.\n"
+         "- 16- and 8-bit floats are added in float32 and rounded once, over several hosts 16-bit "
+         "ones twice. Integers wrap.\n"
          "- `min` and `max` propagate NaN. `bool`: `sum` and `max` are OR, `product` and `min` are "
          "AND.\n"
          "- `premul_sum` multiplies each rank's input by that rank's factor first.\n"

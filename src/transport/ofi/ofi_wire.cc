@@ -172,7 +172,9 @@ void OfiWire::throw_if_hopeless(int rank, std::optional<std::uint64_t> number,
   const auto now = Clock::now();
   if (number && members_.will_never_come(rank, Traffic::collective, *number))
     throw members_.loss_of(rank, operation());
-  if (members_.absence(rank) == Absence::died) {
+  // Who has left in order may have sent what is waited for, but takes nothing any more.
+  const Absence absence = members_.absence(rank);
+  if (absence == Absence::died || (absence == Absence::left && !number)) {
     if (!lost_since) lost_since = now;
     if (now - *lost_since >= kLastWords) throw members_.loss_of(rank, operation());
   }
@@ -180,12 +182,13 @@ void OfiWire::throw_if_hopeless(int rank, std::optional<std::uint64_t> number,
     next_interrupt_poll_ = now + kInterruptPeriod;
     poll_interrupt_();
   }
-  if (now >= *deadline_) throw timed_out(rank);
+  if (now >= *deadline_) throw timed_out(rank, number ? "nothing came from" : "no room to send to");
 }
 
-Error OfiWire::timed_out(int rank) const {
-  std::string text = formatted("{}: timeout after {:.1f} s; nothing came from {}", operation(),
-                               std::chrono::duration<double>(timeout_).count(), members_.who(rank));
+Error OfiWire::timed_out(int rank, const char* why) const {
+  std::string text =
+      formatted("{}: timeout after {:.1f} s; {} {}", operation(),
+                std::chrono::duration<double>(timeout_).count(), why, members_.who(rank));
   const auto silence = members_.peer(rank)->silence();
   if (silence >= kRemoteStalledAfter)
     text += formatted(", which is stalled: no sign of life for {:.1f} s",

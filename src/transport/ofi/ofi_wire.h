@@ -66,7 +66,7 @@ class OfiWire final : public Wire {
   void wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready);
   void throw_if_hopeless(int rank, std::optional<std::uint64_t> number,
                          std::optional<Clock::time_point>& lost_since);
-  [[nodiscard]] Error timed_out(int rank) const;
+  [[nodiscard]] Error timed_out(int rank, const char* why) const;
   void collect_sent();
   void check_sent(const Parcel& parcel);
   bool attempt(int rank, const char* what, FunctionRef<bool()> action);

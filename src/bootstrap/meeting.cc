@@ -349,6 +349,8 @@ class Host {
                 value_of(static_cast<WireFormat>(other.wire_format)));
     check_equal("the provider of libfabric", std::string(self_.provider), other,
                 std::string(other.provider));
+    check_equal("FI_OFI_RXM_EAGER_LIMIT", std::string(self_.eager_limit), other,
+                std::string(other.eager_limit));
     // Of groups made before, with other hosts.
     const auto family = [](const Introduction& i) {
       return is_ipv6(i.control_address) ? "IPv6" : "IPv4";
@@ -371,7 +373,10 @@ class Host {
   // --- other hosts ---
 
   [[nodiscard]] Desk desk() const {
-    return desk_of(invitation_, [this] { require_guests(); });
+    return desk_of(invitation_, [this] {
+      require_guests();
+      throw_if_failed_before(desk_of(invitation_, {}));  // as guests of another host may know
+    });
   }
 
   /// What all hosts have to say about `subject`, one after the other, through the store.
@@ -399,6 +404,9 @@ class Host {
       throw_if_bad(cut_packet<Verdict>(rest));
       of_host = rest;
     }
+    if (all.size() != static_cast<std::size_t>(layout_->hosts()))
+      throw Error(Errc::system, formatted("group {}: a host has said nothing about its {}",
+                                          invitation_.group, subject));
     return all;
   }
 
@@ -429,6 +437,8 @@ class Host {
         everyone[static_cast<std::size_t>(introduction.rank)] = introduction;
       }
     }
+    for (int rank = 0; rank < self_.size; ++rank)
+      if (everyone[static_cast<std::size_t>(rank)].rank != rank) count = -1;  // one came twice
     if (count != self_.size)
       throw Error(Errc::system, formatted("group {}: {} introductions of {} ranks",
                                           invitation_.group, count, self_.size));
@@ -440,7 +450,7 @@ class Host {
     const auto ends = [](const auto& text) { return text[sizeof text - 1] == 0; };
     if (other.rank < 0 || other.rank >= self_.size || other.host_number < 0 ||
         other.host_number >= layout_->hosts() || !ends(other.host) ||
-        !ends(other.control_address) || !ends(other.provider) ||
+        !ends(other.control_address) || !ends(other.provider) || !ends(other.eager_limit) ||
         other.fabric_address_bytes > sizeof other.fabric_address)
       throw Error(Errc::system,
                   formatted("group {}: an introduction makes no sense", invitation_.group));
@@ -531,7 +541,7 @@ class Host {
   /// Everyone leaves a key when it comes.
   [[nodiscard]] bool has_come(int rank) const {
     try {
-      static_cast<void>(invitation_.store->get(rank_key(rank), milliseconds(10)));
+      static_cast<void>(invitation_.store->get(rank_key(rank), milliseconds(0)));
       return true;
     } catch (const Error&) {
       return false;
@@ -631,6 +641,15 @@ void introduce_oneself(int socket, const Invitation& invitation, int host_rank, 
   });
 }
 
+/// Other hosts wait for what the one that went away owed them.
+void leave_failure_quietly(const Invitation& invitation, const Error& reason) noexcept {
+  try {
+    leave_failure(desk_of(invitation, {}), bad_verdict(reason));
+  } catch (const std::exception&) {
+    // Then they find out by themselves.
+  }
+}
+
 /// If the host said why before it went away.
 void throw_last_words(int socket) {
   Introduction skipped;
@@ -659,8 +678,13 @@ void attend(const Invitation& invitation, Fd socket, int host_rank, int memory_f
         error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
     if (!socket_failed) throw;
     throw_last_words(socket.get());
-    throw Error(error.code(), formatted("group {}: the rank that hosted the meeting went away: {}",
-                                        invitation.group, error.what()));
+    const Error reason(error.code(),
+                       formatted("group {}: rank {} (host {}), where the ranks of its host meet, "
+                                 "went away: {}",
+                                 invitation.group, host_rank, host_name(), error.what()),
+                       {host_rank});
+    leave_failure_quietly(invitation, reason);
+    throw reason;
   }
 }
 

@@ -23,7 +23,7 @@ namespace tccl {
 
 /// What a rank tells about itself. Sent as bytes between processes of one build.
 struct Introduction {
-  std::uint64_t format = 0x7463636c'00000004;  // raised when this struct or the region changes
+  std::uint64_t format = 0x7463636c'00000005;  // raised when this struct or the region changes
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;
@@ -44,6 +44,7 @@ struct Introduction {
   std::uint16_t fabric_address_bytes = 0;
   char control_address[64] = {};
   char provider[32] = {};
+  char eager_limit[16] = {};  // of libfabric, which refuses connections where it differs
   unsigned char fabric_address[128] = {};
 };
 

@@ -34,21 +34,23 @@ struct Agenda {
 /// How a meeting ended, for everyone alike.
 struct Verdict {
   Errc code = Errc::internal;
-  bool good = true;
+  std::uint8_t good = 1;
   std::int32_t rank = -1;
   char text[256] = {};
 };
 
 inline Verdict bad_verdict(const Error& error) {
-  Verdict verdict{.code = error.code(), .good = false};
+  Verdict verdict{.code = error.code(), .good = 0};
   verdict.rank = error.ranks().empty() ? -1 : error.ranks().front();
   std::strncpy(verdict.text, error.what(), sizeof verdict.text - 1);
   return verdict;
 }
 
 inline void throw_if_bad(const Verdict& verdict) {
-  if (verdict.good) return;
-  throw Error(verdict.code, verdict.text,
+  if (verdict.good != 0) return;
+  // It may come out of a store, to which others may write.
+  const std::string text(verdict.text, ::strnlen(verdict.text, sizeof verdict.text));
+  throw Error(verdict.code, text,
               verdict.rank < 0 ? std::vector<int>{} : std::vector<int>{verdict.rank});
 }
 

@@ -14,17 +14,6 @@ namespace {
 constexpr const char* kPlaces = "places";
 constexpr const char* kFailed = "failed";
 
-void throw_if_failed_before(const Desk& desk) {
-  std::string text;
-  try {
-    text = desk.store.get(desk.key(kFailed), std::chrono::milliseconds(0));
-  } catch (const Error&) {
-    return;  // no such key
-  }
-  std::string_view bytes(text);
-  throw_if_bad(cut_packet<Verdict>(bytes));
-}
-
 Places read_places(const Desk& desk, int size) {
   std::istringstream text(desk.read(desk.key(kPlaces)));
   Places places;
@@ -58,6 +47,17 @@ void report_place(const Desk& desk, const Invitation& invitation, int host_rank)
 }
 
 void forget_places(const Desk& desk) noexcept { remove_quietly(desk.store, desk.key(kPlaces)); }
+
+void throw_if_failed_before(const Desk& desk) {
+  std::string text;
+  try {
+    text = desk.store.get(desk.key(kFailed), std::chrono::milliseconds(0));
+  } catch (const Error&) {
+    return;  // no such key
+  }
+  std::string_view bytes(text);
+  throw_if_bad(cut_packet<Verdict>(bytes));
+}
 
 void leave_failure(const Desk& desk, const Verdict& verdict) {
   desk.store.set(desk.key(kFailed), as_bytes(verdict));

@@ -26,8 +26,10 @@ void report_place(const Desk& desk, const Invitation& invitation, int host_rank)
 /// Once all hosts have read it.
 void forget_places(const Desk& desk) noexcept;
 
-/// For ranks that come when the meeting of those before them has failed already.
+/// For ranks that come when the meeting of those before them has failed already, and for hosts that
+/// wait for another one.
 void leave_failure(const Desk& desk, const Verdict& verdict);
+void throw_if_failed_before(const Desk& desk);
 
 /// Learns where all ranks are, on a thread of its own: meanwhile the host looks after its guests,
 /// who cannot say where they are before they have met it.

@@ -28,7 +28,7 @@
 namespace tccl {
 namespace {
 
-enum class Kind : std::uint32_t { set, get, remove };
+enum class Kind : std::uint32_t { set, get, remove, peek };
 
 struct RequestHeader {
   Kind kind;
@@ -36,6 +36,7 @@ struct RequestHeader {
   std::uint32_t value_bytes;
 };
 constexpr std::uint32_t kLargestField = 16u << 20;
+constexpr std::uint32_t kNoSuchKey = ~std::uint32_t{0};  // instead of an answer's length
 
 std::vector<SocketAddress> addresses_of(const std::string& host, std::uint16_t port) {
   int problem = 0;
@@ -157,6 +158,7 @@ class Server {
 
   void answer(Connection& c, Kind kind, const std::string& key, const std::string& value) {
     if (kind == Kind::get) return answer_or_wait(c, key);
+    if (kind == Kind::peek) return answer_now(c, key);
     if (kind == Kind::remove)
       values_.erase(key);
     else
@@ -165,6 +167,14 @@ class Server {
     if (kind == Kind::remove) return;
     for (Connection& other : connections_)
       if (other.fd && other.wanted == key) answer_or_wait(other, key);
+  }
+
+  void answer_now(Connection& c, const std::string& key) {
+    const auto found = values_.find(key);
+    if (found != values_.end())
+      c.outbox += with_length(found->second);
+    else
+      c.outbox.append(reinterpret_cast<const char*>(&kNoSuchKey), sizeof kNoSuchKey);
   }
 
   void answer_or_wait(Connection& c, const std::string& key) {
@@ -201,6 +211,8 @@ class TcpStore final : public Store {
     static_cast<void>(ask(Kind::set, key, value, deadline_after(kAnswerTime)));
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    // Without time to wait for the key there must still be time to be answered.
+    if (timeout.count() <= 0) return ask(Kind::peek, key, "", deadline_after(kAnswerTime));
     return ask(Kind::get, key, "", deadline_after(timeout));
   }
   void remove(const std::string& key) override {
@@ -233,9 +245,14 @@ class TcpStore final : public Store {
     transfer(connection, POLLOUT, request.data(), request.size(), key, deadline);
     std::uint32_t bytes = 0;
     transfer(connection, POLLIN, &bytes, sizeof bytes, key, deadline);
+    if (bytes == kNoSuchKey) throw no_such(key);
     std::string answer(bytes, '\0');
     transfer(connection, POLLIN, answer.data(), bytes, key, deadline);
     return answer;
+  }
+
+  [[nodiscard]] Error no_such(const std::string& key) const {
+    return {Errc::timeout, formatted("no key \"{}\" in the store {}:{}", key, host_, port_)};
   }
 
   /// Sends or receives all of it.
@@ -243,9 +260,7 @@ class TcpStore final : public Store {
                 const std::string& key, Deadline deadline) const {
     char* p = static_cast<char*>(data);
     while (bytes > 0) {
-      if (!wait_for_event(connection.get(), event, deadline))
-        throw Error(Errc::timeout,
-                    formatted("no key \"{}\" in the store {}:{}", key, host_, port_));
+      if (!wait_for_event(connection.get(), event, deadline)) throw no_such(key);
       const ssize_t moved = event == POLLOUT ? ::send(connection.get(), p, bytes, MSG_NOSIGNAL)
                                              : ::recv(connection.get(), p, bytes, 0);
       if (moved < 0 && (errno == EAGAIN || errno == EINTR)) continue;

@@ -21,7 +21,10 @@ std::uint64_t uid_from(const Digest& digest) {
   return uid | 1;  // never zero, which means "given back"
 }
 
-const char* name_of_algorithm(std::uint8_t index) { return algorithm(index).name; }
+/// Of an index that may have come from the network.
+const char* name_of_algorithm(std::uint8_t index) {
+  return index < algorithms().size() ? algorithm(index).name : "unknown";
+}
 
 /// Counts that every rank must pass alike, as one number.
 std::uint64_t hash_of_counts(const Operation& o) {
@@ -42,6 +45,10 @@ std::size_t shared_count(const Operation& o) {
     for (const ConstBlock& block : o.in_blocks) count += block.count;
   return count;
 }
+
+/// What has not left for another host after this time goes to a process that takes nothing: one
+/// that computes is served by its progress thread.
+constexpr Milliseconds kLastWords{10'000};
 
 /// Below this a message is not shorter for having fewer bytes.
 constexpr std::size_t kLeastPackedBytes = std::size_t{32} << 10;
@@ -408,7 +415,7 @@ void CommunicatorImpl::close() noexcept {
   if (closed_.exchange(true)) return;
   lane_->close();
   p2p_->close();
-  if (wire_) wire_->close(deadline_after(options_.timeout));
+  if (wire_) wire_->close(deadline_after(kLastWords));
   const Notice last_words = members_->leave();
   if (wire_) context_->depart(last_words);
   const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -172,6 +173,8 @@ void ContextImpl::introduce_to_other_hosts(Introduction& own, const std::string&
   own.fabric_address_bytes = static_cast<std::uint16_t>(of_fabric.size());
   std::memcpy(own.fabric_address, of_fabric.data(), of_fabric.size());
   std::strncpy(own.control_address, network.address().c_str(), sizeof own.control_address - 1);
+  if (const char* limit = std::getenv("FI_OFI_RXM_EAGER_LIMIT"))
+    std::strncpy(own.eager_limit, limit, sizeof own.eager_limit - 1);
   std::strncpy(own.provider, network.endpoint().provider().c_str(), sizeof own.provider - 1);
 }
 

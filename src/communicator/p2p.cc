@@ -123,10 +123,11 @@ bool P2p::advance_locked() {
     if (mailbox_) mailbox_->collect();
     for (int rank = 0; rank < members_.size(); ++rank) moved |= take_cells(rank);
     for (int rank = 0; rank < members_.size(); ++rank) moved |= push_cells(rank);
-  } catch (const Error&) {
-    fail_all(std::current_exception());
+  } catch (const Error& error) {
+    fail_all(std::make_exception_ptr(members_.fail(error)));
   } catch (const std::exception& error) {
-    fail_all(make_error(Errc::internal, {}, "group {}: {}", members_.name(), error.what()));
+    const Error reason(Errc::internal, formatted("group {}: {}", members_.name(), error.what()));
+    fail_all(std::make_exception_ptr(members_.fail(reason)));
   }
   return moved;
 }
@@ -495,7 +496,7 @@ std::exception_ptr P2p::timed_out(P2pWork& work) const {
   std::vector<int> ranks;
   if (work.operation_.root != kAnySource) {
     ranks.push_back(work.operation_.root);
-    const bool stalled = silence >= kStalledAfter;
+    const bool stalled = silence >= members_.stalled_after(work.operation_.root);
     text += formatted(
         "; {} {}", members_.who(work.operation_.root),
         stalled ? "is stalled: it shows no sign of life" : "lives but has not matched it");

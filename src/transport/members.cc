@@ -155,7 +155,7 @@ void Members::take_notice(const RemotePeer& from, const Notice& notice) noexcept
         const std::lock_guard lock(mutex_);
         const bool is_new = !other->entered.exchange(true, std::memory_order_relaxed);
         if (over_ && is_new)
-          tell_of_leaving(*other);
+          tell_of_end(*other);
         else if (!over_ && local_->failed())
           tell_of_failure(*other);
         break;
@@ -189,13 +189,20 @@ void Members::hear_of_failure(const std::string& text) noexcept {
 
 Notice Members::leave() noexcept {
   const std::lock_guard lock(mutex_);
-  Notice last_words{uid_, static_cast<std::uint32_t>(GroupNotice::left), {}};
+  if (std::exchange(over_, true)) return last_words_;
+  last_words_ = {uid_, static_cast<std::uint32_t>(GroupNotice::left), {}};
   if (local_->failed())
-    last_words = {uid_, static_cast<std::uint32_t>(GroupNotice::failed), encoded(failure())};
-  if (std::exchange(over_, true)) return last_words;
+    last_words_ = {uid_, static_cast<std::uint32_t>(GroupNotice::failed), encoded(failure())};
   for (const auto& other : remotes_)
-    if (other->entered) tell_of_leaving(*other);
-  return last_words;
+    if (other->entered) tell_of_end(*other);
+  return last_words_;
+}
+
+/// A group that has failed is not one that was left in order.
+void Members::tell_of_end(RemoteState& to) const noexcept {
+  if (static_cast<GroupNotice>(last_words_.kind) == GroupNotice::failed)
+    control_->tell(to.peer, last_words_);
+  tell_of_leaving(to);
 }
 
 void Members::tell_of_leaving(RemoteState& to) const noexcept {

@@ -15,6 +15,7 @@
 
 #include "base/layout.h"
 #include "bootstrap/control.h"
+#include "bootstrap/liveness.h"
 #include "transport/shm/group.h"
 
 namespace tccl {
@@ -64,6 +65,12 @@ class Members {
   /// this one was busy elsewhere.
   void spread_failure() noexcept;
 
+  /// From how long a silence on a rank is stalled, not merely slow: signs of life from other hosts
+  /// come less often.
+  [[nodiscard]] std::chrono::milliseconds stalled_after(int rank) const {
+    return is_local(rank) ? kStalledAfter : std::chrono::milliseconds(2000);
+  }
+
   // --- traffic with other hosts ---
   /// Before any message to or from that rank: from the first on, both tell each other what happens.
   void enter(int rank) {
@@ -105,6 +112,7 @@ class Members {
   [[nodiscard]] int local_index(int rank) const { return layout_.place_of(rank); }
   void tell(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
   void tell_of_leaving(RemoteState& to) const noexcept;
+  void tell_of_end(RemoteState& to) const noexcept;
   void tell_of_failure(RemoteState& to) const noexcept;
   void hear_of_failure(const std::string& text) noexcept;
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemotePeer& peer) const;
@@ -119,6 +127,7 @@ class Members {
   mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::entered
   bool told_ = false;         // those who have entered know of the failure
   bool over_ = false;
+  Notice last_words_;  // once it is over
 };
 
 }  // namespace tccl

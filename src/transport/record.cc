@@ -24,6 +24,11 @@ std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
   return mix(hash, record.counts_hash);
 }
 
+bool makes_sense(const OpRecord& record) {
+  return static_cast<int>(record.op) < kOpCount && static_cast<int>(record.dtype) < kDTypeCount &&
+         static_cast<int>(record.reduction) < kReduceOpCount;
+}
+
 std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   std::string text = formatted("{}(", name_of(record.op));
   if (record.op != Op::barrier && !counts_are_private(record.op))

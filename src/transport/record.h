@@ -30,6 +30,8 @@ static_assert(sizeof(OpRecord) == 64);
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value);
 /// The chain value of `record` after `previous`.
 std::uint64_t chained(std::uint64_t previous, const OpRecord& record);
+/// Whether it can be described: what comes from the network may be anything.
+bool makes_sense(const OpRecord& record);
 /// "allreduce(count 8, float32, sum, algorithm direct)"
 std::string describe(const OpRecord& record, std::string_view algorithm_name);
 

@@ -114,6 +114,35 @@ TEST(Hosts, KilledRankIsNamedOnEveryHost) {
   }
 }
 
+TEST(Hosts, StoppedRankOfAnotherHostIsNamedByEveryone) {
+  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+    auto comm = rank.join("world", 3s);
+    expect_sum(*comm);
+    rank.say("ready");
+    float x = 1;
+    for (;;) comm->run(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::max));
+  });
+  ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+  ranks.kill_rank(2, SIGSTOP);
+  ranks.finish(20s, /*except=*/2);
+  for (const std::size_t other : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
+    const auto error = ranks.outcomes[other].find("error timeout");
+    ASSERT_TRUE(error) << ranks.transcript();
+    EXPECT_NE(error->text.find("rank 2 (host "), std::string::npos) << error->text;
+    EXPECT_NE(error->text.find("stalled"), std::string::npos) << error->text;
+  }
+}
+
+/// libfabric would refuse the connections between them, and try again for ever.
+TEST(Hosts, DifferentLimitsOfLibfabricAreNamed) {
+  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+    if (rank.rank == 1) ::setenv("FI_OFI_RXM_EAGER_LIMIT", "16384", /*overwrite=*/1);
+    const std::string reason = reason_for_throwing([&] { rank.join("world"); });
+    check(reason.find("FI_OFI_RXM_EAGER_LIMIT is ") != std::string::npos, reason.c_str());
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
 TEST(Hosts, DifferentCallsAreNamedOnEveryHost) {
   Ranks ranks = ranks_on({0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");

@@ -86,6 +86,12 @@ TEST_P(StoreTest, GetGivesUpAndNamesTheKey) {
   EXPECT_EQ(second_->get("missing", 1000ms), "now");
 }
 
+TEST_P(StoreTest, WithoutTimeToWaitGetLooksOnce) {
+  EXPECT_THROW(second_->get("key", 0ms), Error);
+  first_->set("key", "value");
+  EXPECT_EQ(second_->get("key", 0ms), "value");
+}
+
 TEST_P(StoreTest, OneObjectCanSetWhileItWaits) {
   std::thread setter([&] {
     std::this_thread::sleep_for(50ms);

@@ -16,6 +16,8 @@ constexpr std::size_t kCellBytes = std::size_t{64} << 10;
 constexpr auto kKnockPeriod = std::chrono::milliseconds(200);
 /// A rank is never so many cells ahead of what was taken.
 constexpr std::uint64_t kFarAhead = std::uint64_t{1} << 20;
+/// Within which another connection tells why a message could not be sent.
+constexpr auto kExplanationTime = std::chrono::milliseconds(500);
 /// The other side is told of claimed messages with the next cell, and at the latest after this
 /// many bytes.
 constexpr std::uint64_t kUntoldBytes = std::uint64_t{256} << 10;
@@ -39,7 +41,7 @@ class OfiLink final : public Link {
 
   /// Posting may fail for want of a connection: a cell that libfabric did not take waits.
   [[nodiscard]] bool has_room() override {
-    while (!leaving_.empty() && leaving_.front()->is_idle()) take_back();
+    while (!leaving_.empty() && leaving_.front()->is_idle()) leaving_.pop_front();
     return box_.send_waiting(rank_) && leaving_.size() < kMostLeaving;
   }
 
@@ -96,17 +98,6 @@ class OfiLink final : public Link {
   [[nodiscard]] std::uint64_t eager_claimed() const override { return their_claims_; }
 
  private:
-  void take_back() {
-    const int error = leaving_.front()->sendings().front().request->error();
-    leaving_.pop_front();
-    // Of a peer that is gone the control connection tells, and why.
-    if (error != 0 && box_.members_.absence(rank_) == Absence::none)
-      throw Error(Errc::system,
-                  formatted("group {}: sending to {}: {}", box_.members_.name(),
-                            box_.members_.who(rank_), library().strerror(error)),
-                  {rank_});
-  }
-
   Mailbox& box_;
   int rank_;
   std::uint64_t posted_ = 0;
@@ -130,24 +121,55 @@ std::unique_ptr<Link> Mailbox::link_to(int rank) { return std::make_unique<OfiLi
 bool Mailbox::send_waiting(int rank) {
   const auto found = waiting_.find(rank);
   if (found == waiting_.end()) return true;
+  // To one that is gone libfabric would connect again and again.
+  const bool pointless = members_.failed() || members_.absence(rank) != Absence::none;
+  if (!pointless && !try_to_send(rank, found->second)) return false;
+  waiting_.erase(found);
+  return true;
+}
+
+bool Mailbox::try_to_send(int rank, const Waiting& cell) {
   const RankAddress& to = addresses_[static_cast<std::size_t>(rank)];
   const std::uint64_t tag = tag_of(to.group_number, Traffic::point_to_point, 0);
-  Parcel& parcel = *found->second.parcel;
-  if (!network_.endpoint().send(to.peer, tag, parcel.first(found->second.bytes),
-                                *parcel.sendings().front().request))
-    return false;
+  try {
+    if (!network_.endpoint().send(to.peer, tag, cell.parcel->first(cell.bytes),
+                                  *cell.parcel->sendings().front().request))
+      return false;
+  } catch (const Error& error) {
+    note_trouble(rank, error.what());
+    return true;
+  }
   members_.count_sent(rank, Traffic::point_to_point);
-  outgoing_.push_back(std::move(found->second.parcel));
-  waiting_.erase(found);
+  outgoing_.push_back(cell.parcel);
   return true;
 }
 
 void Mailbox::collect() {
   for (const auto& parcel : network_.take_cells(own_group_number_)) accept(parcel);
-  std::erase_if(outgoing_, [](const auto& parcel) { return parcel->is_idle(); });
+  std::erase_if(outgoing_, [&](const auto& parcel) {
+    if (!parcel->is_idle()) return false;
+    const auto& [to, request] = parcel->sendings().front();
+    if (request->error() != 0) note_trouble(to, library().strerror(request->error()));
+    return true;
+  });
   if (!waiting_.empty())
     for (int rank = 0; rank < members_.size(); ++rank) send_waiting(rank);
   note_sending();
+  if (trouble_) throw_if_unexplained();
+}
+
+void Mailbox::note_trouble(int rank, const std::string& why) {
+  if (!trouble_) trouble_ = {rank, why, Clock::now()};
+}
+
+/// Of a peer that is gone the control connection tells, and why, a moment later.
+void Mailbox::throw_if_unexplained() {
+  if (members_.failed() || members_.absence(trouble_->rank) != Absence::none) return;
+  if (Clock::now() - trouble_->since < kExplanationTime) return;
+  throw Error(Errc::system,
+              formatted("group {}: sending to {}: {}", members_.name(),
+                        members_.who(trouble_->rank), trouble_->why),
+              {trouble_->rank});
 }
 
 /// What is not as it should be did not come from a rank of this group: anyone can send.

@@ -7,6 +7,8 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "transport/link.h"
@@ -48,6 +50,9 @@ class Mailbox {
   }
   /// True if nothing waits any more.
   bool send_waiting(int rank);
+  bool try_to_send(int rank, const Waiting& cell);
+  void note_trouble(int rank, const std::string& why);
+  void throw_if_unexplained();
 
   Network& network_;
   Members& members_;
@@ -57,6 +62,12 @@ class Mailbox {
   std::atomic<bool> sending_{false};
   std::map<int, Waiting> waiting_;  // by rank: a cell that libfabric has not taken yet
   std::deque<std::shared_ptr<Parcel>> outgoing_;
+  struct Trouble {
+    int rank;
+    std::string why;
+    Clock::time_point since;
+  };
+  std::optional<Trouble> trouble_;  // the first cell that could not be sent
 };
 
 }  // namespace tccl::ofi

@@ -17,8 +17,6 @@ constexpr auto kLastWords = std::chrono::milliseconds(50);
 /// Each look is a system call, so there is no use in spinning between them. Whoever sleeps comes
 /// back tens of microseconds late.
 constexpr Patience kWirePatience{std::chrono::microseconds(0), std::chrono::microseconds(500)};
-/// No sign of life for so long on a connection that the network keeps up.
-constexpr auto kRemoteStalledAfter = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -100,6 +98,10 @@ const std::byte* OfiWire::await(const LetterPtr& letter, std::size_t bytes) {
 /// ahead of the other: then what it called before is compared.
 void OfiWire::check_record(int from, const OpRecord& theirs) const {
   if (theirs.chain == record_.chain) return;
+  if (!makes_sense(theirs))
+    throw Error(Errc::system,
+                formatted("{}: what came from {} makes no sense", operation(), members_.who(from)),
+                {from});
   const OpRecord& then =
       members_.local().mine().log[theirs.sequence % shm::kLogLength];  // this rank's own
   const OpRecord& mine = then.sequence == theirs.sequence ? then : record_;
@@ -190,7 +192,7 @@ Error OfiWire::timed_out(int rank, const char* why) const {
       formatted("{}: timeout after {:.1f} s; {} {}", operation(),
                 std::chrono::duration<double>(timeout_).count(), why, members_.who(rank));
   const auto silence = members_.peer(rank)->silence();
-  if (silence >= kRemoteStalledAfter)
+  if (silence >= members_.stalled_after(rank))
     text += formatted(", which is stalled: no sign of life for {:.1f} s",
                       std::chrono::duration<double>(silence).count());
   return {Errc::timeout, text, {rank}};

@@ -9,6 +9,9 @@
 namespace tccl::shm {
 namespace {
 
+/// For ranks that wait for a rank of their host which waits for another host.
+constexpr std::chrono::milliseconds kGraceForOtherHosts{1000};
+
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace
@@ -194,7 +197,9 @@ bool ShmBoard::must_give_up(int peer) {
     next_interrupt_poll_ = now + kInterruptPeriod;
     poll_interrupt_();
   }
-  return group_.failed() || group_.absence(peer) != Absence::none || now >= *deadline_;
+  // Who waits for another host knows better whom all wait for, and its timeout is everyone's.
+  const auto grace = meanwhile_ ? kGraceForOtherHosts : std::chrono::milliseconds(0);
+  return group_.failed() || group_.absence(peer) != Absence::none || now >= *deadline_ + grace;
 }
 
 /// A peer that has done something else may never come to the step that this rank waits for.

@@ -165,6 +165,7 @@ def _test_case(suite, backend_class: type) -> type[unittest.TestCase]:
             faulthandler.dump_traceback_later(BOUND_S + 5, exit=True)  # no rank is left behind
             if cls.networks:
                 enter_namespace(cls.networks[rank])
+                os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # some tests make a group of Gloo's
             super()._run(rank, *args, **kwargs)
 
         def run_test(self, test_name, parent_pipe):

@@ -31,6 +31,9 @@ PATIENCE_S = 8.0
 #: Ports that follow from a job: below those that the kernel gives to whoever asks for any.
 PORTS = range(18000, 30000)
 
+#: Variables that tell one job of a machine from another.
+JOB_NAMES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -93,25 +96,36 @@ class Point(NamedTuple):
 _meetings = count()
 
 
-def _meet_by_keys(keys: KeySpace, place: launchers.Place, port: int, timeout: timedelta):
+def _meet_by_keys(
+    keys: KeySpace, place: launchers.Place, environment: Mapping[str, str], timeout: timedelta
+):
     """Rank 0 serves the store before it says where: no other job can take the port meanwhile."""
     from torch.distributed import TCPStore
 
+    def store_at(address: str, port: int) -> TCPStore:
+        return TCPStore(
+            address,
+            port,
+            place.size,
+            is_master=place.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+
     key = f"torch-ccl-{next(_meetings)}"
     if place.rank == 0:
-        store = TCPStore(
-            LOOPBACK, port, place.size, is_master=True, timeout=timeout, wait_for_workers=False
-        )
-        keys.put(key, Point(store.port, _addresses(place)).text())
+        store = store_at(LOOPBACK, int(environment.get("MASTER_PORT") or 0))
+        addresses = [environment.get("MASTER_ADDR", "")]
+        keys.put(key, Point(store.port, list(filter(None, addresses)) or _own(place)).text())
         _barrier(keys, timeout)
         return store, LOOPBACK
     _barrier(keys, timeout)
     point = Point.parse(keys.get(key))
     address = _first_that_answers(point, time.monotonic() + timeout.total_seconds())
-    return TCPStore(address, point.port, place.size, is_master=False, timeout=timeout), address
+    return store_at(address, point.port), address
 
 
-def _addresses(place: launchers.Place) -> list[str]:
+def _own(place: launchers.Place) -> list[str]:
     from torch_ccl import _C
 
     return [LOOPBACK] if place.local_size == place.size else _C.addresses_of_this_host()
@@ -127,6 +141,8 @@ def _barrier(keys: KeySpace, timeout: timedelta) -> None:
 
 
 def _first_that_answers(point: Point, deadline: float) -> str:
+    if len(point.addresses) == 1:
+        return point.addresses[0]
     while True:
         for address in point.addresses:
             if _answers(address, point.port):
@@ -149,19 +165,20 @@ def first_host(node_list: str) -> str:
 
 
 def port_of_job(environment: Mapping[str, str]) -> int:
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-    job = "/".join(environment.get(name, "") for name in names)
+    job = "/".join(environment.get(name, "") for name in JOB_NAMES)
     return PORTS[zlib.crc32(job.encode()) % len(PORTS)]
 
 
 def _choose_point(environment: MutableMapping[str, str], place: launchers.Place) -> None:
     """Sets MASTER_ADDR and MASTER_PORT if the launcher's variables say enough."""
+    if not any(environment.get(name) for name in JOB_NAMES):
+        return  # torch says what is missing
     if place.local_size == place.size:
         address = LOOPBACK
     else:
         address = first_host(environment.get("SLURM_STEP_NODELIST", ""))
     if not address:
-        return  # torch says what is missing
+        return
     environment.setdefault("MASTER_ADDR", address)
     if "MASTER_PORT" in environment:
         return
@@ -187,16 +204,11 @@ def _is_free(port: int) -> bool:
 # ---- what torch calls
 
 
-class Called(NamedTuple):
-    """What init_process_group was told; empty where the environment says it."""
-
-    rank: str
-    size: str
-
-    @classmethod
-    def by(cls, url: str) -> "Called":
-        query = parse_qs(urlsplit(url).query)
-        return cls(*(query.get(name, [""])[0] for name in ("rank", "world_size")))
+def _told(url: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment, and what the call of init_process_group says instead."""
+    query = parse_qs(urlsplit(url).query)
+    names = {"rank": "RANK", "world_size": "WORLD_SIZE"}
+    return {**environment, **{names[k]: v[0] for k, v in query.items() if k in names}}
 
 
 _agreed: dict[str, str] = {}
@@ -219,27 +231,23 @@ def _forget_agreed(environment: MutableMapping[str, str]) -> None:
 def _rendezvous(
     by_torch: Callable[..., Iterator], url: str, timeout: timedelta, **kwargs
 ) -> Iterator:
-    environment, called = os.environ, Called.by(url)
-    if called.rank and called.size:
-        if _is_said(environment):
-            require_reachable(environment, called.rank, PATIENCE_S)
-        return by_torch(url, timeout=timeout, **kwargs)
-    launchers.require_sense(environment)
-    place = launchers.find(environment)
-    if place is None or _is_said(environment):
-        require_reachable(environment, environment.get("RANK", ""), PATIENCE_S)
-        return by_torch(url, timeout=timeout, **kwargs)
+    environment = os.environ
     launchers.complete(environment)
+    told = _told(url, environment)
+    launchers.require_sense(told)
+    place = launchers.find(told)
+    if place is None or _is_said(environment):
+        require_reachable(environment, told.get("RANK", ""), PATIENCE_S)
+        return by_torch(url, timeout=timeout, **kwargs)
     _forget_agreed(environment)
-    keys = None if environment.get("MASTER_ADDR") else KeySpace.of(environment)
-    if keys is None or not place.is_same(launchers.place_by(launchers.HYDRA, environment)):
+    by_hydra = place.is_same(launchers.place_by(launchers.HYDRA, environment))
+    keys = KeySpace.of(environment) if by_hydra else None
+    if keys is None:
         _choose_point(environment, place)
         return by_torch(url, timeout=timeout, **kwargs)
-    own_port = "MASTER_PORT" in environment
-    store, address = _meet_by_keys(keys, place, int(environment.get("MASTER_PORT", 0)), timeout)
-    _agreed["MASTER_ADDR"] = address
-    if not own_port:
-        _agreed["MASTER_PORT"] = str(store.port)
+    store, address = _meet_by_keys(keys, place, environment, timeout)
+    found = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
+    _agreed.update({k: v for k, v in found.items() if not environment.get(k)})
     environment.update(_agreed)
     return iter([(store, place.rank, place.size)])
 

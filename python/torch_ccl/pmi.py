@@ -1,6 +1,6 @@
 """The key-value space of a job that hydra has started (MPICH, Intel MPI), by PMI-1 on PMI_FD.
 
-    with KeySpace.of(os.environ) as keys: ...
+    keys = KeySpace.of(os.environ)
 
 One line is asked, one line is answered. The rules, tried with MPICH 4.0: a process that has said
 `init` and ends without `finalize` is a crash, for which the launcher ends all others; after
@@ -34,6 +34,15 @@ def mpi_is_initialized() -> bool:
     return False
 
 
+def _is_open(fd: int) -> bool:
+    """The variable may have come through a launcher that closed the descriptor."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 class KeySpace:
     """Texts that all processes of the job can read. Keys are put once, and seen after a barrier."""
 
@@ -42,7 +51,6 @@ class KeySpace:
     def __init__(self, fd: int):
         self._fd = fd
         self._received = b""
-        os.set_inheritable(fd, False)
         if not mpi_is_initialized():
             self._ask("init pmi_version=1 pmi_subversion=1", "response_to_init")
             atexit.register(self._finalize)
@@ -53,7 +61,7 @@ class KeySpace:
     def of(cls, environment: Mapping[str, str]) -> "KeySpace | None":
         """None if the launcher offers none. One per process: there is one connection."""
         fd = environment.get("PMI_FD", "")
-        if cls._ours is None and fd.isdecimal():
+        if cls._ours is None and fd.isdecimal() and _is_open(int(fd)):
             cls._ours = cls(int(fd))
         return cls._ours
 

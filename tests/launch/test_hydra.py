@@ -8,16 +8,6 @@ import pytest
 
 BOUND_S = 90
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "PMI_", "MPI_", "OMPI_", "SLURM_")
-    "RANK",
-    "WORLD_SIZE",
-    "MASTER_",
-    "LOCAL_",
-    "PMI_",
-    "MPI_",
-    "OMPI_",
-    "SLURM_",
-    "TORCHELASTIC",
-)
 
 
 def environment() -> dict[str, str]:

@@ -112,6 +112,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::arg("size"), py::arg("dtype"), WithoutGil(),
       "An uninitialised tensor in memory that the ranks of this host share.");
   module.def("info", &torch_ccl::info, "What the library would do in this process.");
+  module.def("addresses_of_this_host", &tccl::addresses_of_this_host,
+             "By which other hosts may reach this one, the best first.");
   module.def("_close", &torch_ccl::close_context, WithoutGil(),
              "Says goodbye to all peers; called at exit.");
 }

@@ -40,4 +40,7 @@ struct Info {
 /// Reads the environment. Throws Error{invalid_argument} if a setting makes no sense.
 TCCL_API Info info();
 
+/// By which other hosts may reach this one, the best first; CCL_SOCKET_IFNAME chooses among them.
+TCCL_API std::vector<std::string> addresses_of_this_host();
+
 }  // namespace tccl

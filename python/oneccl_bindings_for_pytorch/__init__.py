@@ -1,5 +1,25 @@
 """The same as torch_ccl, under the name that later releases of Intel's package had."""
 
-from torch_ccl import ProcessGroupCCL, __version__, cwd, empty, monitored_barrier
+from torch_ccl import (
+    DistEnv,
+    ProcessGroupCCL,
+    __version__,
+    cwd,
+    empty,
+    get_dist_env,
+    init,
+    monitored_barrier,
+    settings,
+)
 
-__all__ = ["ProcessGroupCCL", "__version__", "cwd", "empty", "monitored_barrier"]
+__all__ = [
+    "DistEnv",
+    "ProcessGroupCCL",
+    "__version__",
+    "cwd",
+    "empty",
+    "get_dist_env",
+    "init",
+    "monitored_barrier",
+    "settings",
+]

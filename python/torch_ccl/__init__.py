@@ -14,7 +14,17 @@ rest happens when a group is made.
 import sys
 from pathlib import Path
 
-__all__ = ["ProcessGroupCCL", "__version__", "cwd", "empty", "monitored_barrier"]
+__all__ = [
+    "DistEnv",
+    "ProcessGroupCCL",
+    "__version__",
+    "cwd",
+    "empty",
+    "get_dist_env",
+    "init",
+    "monitored_barrier",
+    "settings",
+]
 
 #: Where the package lives; `cwd/env/setvars.sh` prepares a shell for C++ programs.
 cwd = str(Path(__file__).resolve().parent)
@@ -75,6 +85,8 @@ if not _imported_by_torch:
     from torch_ccl._C import ProcessGroupCCL
     from torch_ccl.barriers import monitored_barrier
     from torch_ccl.direct_calls import complete_direct_calls
+    from torch_ccl.job import get_dist_env, init, settings
+    from torch_ccl.launchers import DistEnv
     from torch_ccl.meeting_point import watch_rendezvous
     from torch_ccl.memory import empty
 

@@ -1,45 +1,50 @@
-"""Ranks on several hosts that are told to meet at a loopback address never would: say so.
+"""Where the ranks of a job meet, if nobody has said it, or what was said cannot be.
 
-Each of them would wait for a store on its own host, for half an hour, inside torch. So if what the
-launcher says about the number of hosts makes that likely, and nobody serves a store here after a
-while, that is an error. (Two launchers on one machine may say the same, but then the store comes.)
+torch asks for MASTER_ADDR and MASTER_PORT. Under MPI or Slurm nobody sets them; there the ranks
+agree through the launcher:
+
+    hydra (MPICH, Intel MPI)    rank 0 opens a store at a free port and says where in the key space
+    Slurm without a key space   the step's first host, and a port that follows from job and step
+    one host, any launcher      loopback, and a port that follows from the job
+
+And ranks on several hosts that are told to meet at a loopback address never would, for each waits
+for a store on its own host, half an hour, inside torch: they are told so.
 """
 
 import importlib
 import os
+import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from datetime import timedelta
+from itertools import count
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from torch_ccl.launchers import is_loopback
-
-
-class Sizes(NamedTuple):
-    """The variables in which a launcher says how many ranks there are, here and in all."""
-
-    local: str
-    all: str
-
-
-SIZES = (
-    Sizes("LOCAL_WORLD_SIZE", "WORLD_SIZE"),  # torchrun
-    Sizes("MPI_LOCALNRANKS", "PMI_SIZE"),  # MPICH and Intel MPI
-    Sizes("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
-)
-
+from torch_ccl import launchers
+from torch_ccl.pmi import KeySpace
 
 #: How long rank 0 may take to come, if it is on this host after all.
 PATIENCE_S = 8.0
+#: Ports that follow from a job: below those that the kernel gives to whoever asks for any.
+PORTS = range(18000, 30000)
+
+#: Variables that tell one job of a machine from another.
+JOB_NAMES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
+LOOPBACK = "127.0.0.1"
+
+
+# ---- a loopback address for several hosts
 
 
 def _are_on_several_hosts(environment: Mapping[str, str]) -> bool:
-    for names in SIZES:
-        local, size = (environment.get(name, "") for name in names)
-        if local.isdecimal() and size.isdecimal():
-            return int(local) < int(size)
     nodes = environment.get("SLURM_STEP_NUM_NODES", "")
+    place = launchers.find(environment)
+    if place is not None and place.local_size is not None:
+        return place.local_size < place.size
     return nodes.isdecimal() and int(nodes) > 1
 
 
@@ -56,7 +61,7 @@ def require_reachable(
 ) -> None:
     """Rank 0 serves the store and cannot know; the others wait for it, but not for ever."""
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    suspicious = is_loopback(address) and _are_on_several_hosts(environment)
+    suspicious = launchers.is_loopback(address) and _are_on_several_hosts(environment)
     if not suspicious or rank in ("", "0") or not port.isdecimal():
         return
     end = time.monotonic() + patience_s
@@ -70,24 +75,196 @@ def require_reachable(
         time.sleep(0.1)
 
 
-def _rank_in(url: str, environment: Mapping[str, str]) -> str:
-    """Empty if nobody says it. torch puts what the call says into the URL; that comes first."""
-    (rank, *_) = parse_qs(urlsplit(url).query).get("rank", [environment.get("RANK", "")])
-    return rank
+# ---- agreeing through the launcher's key space
+
+
+class Point(NamedTuple):
+    """Where the store is; the first address that answers is used."""
+
+    port: int
+    addresses: list[str]
+
+    def text(self) -> str:
+        return ",".join([str(self.port), *self.addresses])
+
+    @classmethod
+    def parse(cls, text: str) -> "Point":
+        port, *addresses = text.split(",")
+        return cls(int(port), addresses)
+
+
+_meetings = count()
+
+
+def _meet_by_keys(
+    keys: KeySpace, place: launchers.Place, environment: Mapping[str, str], timeout: timedelta
+):
+    """Rank 0 serves the store before it says where: no other job can take the port meanwhile."""
+    from torch.distributed import TCPStore
+
+    def store_at(address: str, port: int) -> TCPStore:
+        return TCPStore(
+            address,
+            port,
+            place.size,
+            is_master=place.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+
+    key = f"torch-ccl-{next(_meetings)}"
+    if place.rank == 0:
+        store = store_at(LOOPBACK, int(environment.get("MASTER_PORT") or 0))
+        addresses = [environment.get("MASTER_ADDR", "")]
+        keys.put(key, Point(store.port, list(filter(None, addresses)) or _own(place)).text())
+        _barrier(keys, timeout)
+        return store, LOOPBACK
+    _barrier(keys, timeout)
+    point = Point.parse(keys.get(key))
+    address = _first_that_answers(point, time.monotonic() + timeout.total_seconds())
+    return store_at(address, point.port), address
+
+
+def _own(place: launchers.Place) -> list[str]:
+    from torch_ccl import _C
+
+    return [LOOPBACK] if place.local_size == place.size else _C.addresses_of_this_host()
+
+
+def _barrier(keys: KeySpace, timeout: timedelta) -> None:
+    try:
+        keys.barrier(timeout.total_seconds())
+    except TimeoutError:
+        raise TimeoutError(
+            f"not all processes of the job have called init_process_group within {timeout}"
+        ) from None
+
+
+def _first_that_answers(point: Point, deadline: float) -> str:
+    if len(point.addresses) == 1:
+        return point.addresses[0]
+    while True:
+        for address in point.addresses:
+            if _answers(address, point.port):
+                return address
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"rank 0 does not answer at port {point.port} of {', '.join(point.addresses)}: "
+                "CCL_SOCKET_IFNAME chooses the network"
+            )
+        time.sleep(0.1)
+
+
+# ---- without a key space
+
+
+def first_host(node_list: str) -> str:
+    """Of a list as Slurm writes it: n1 of "n[1-3,7],m2", n08 of "n[08-10]"."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", node_list)
+    return match[1] + (match[2] or "") if match else ""
+
+
+def port_of_job(environment: Mapping[str, str]) -> int:
+    job = "/".join(environment.get(name, "") for name in JOB_NAMES)
+    return PORTS[zlib.crc32(job.encode()) % len(PORTS)]
+
+
+def _choose_point(environment: MutableMapping[str, str], place: launchers.Place) -> None:
+    """Sets MASTER_ADDR and MASTER_PORT if the launcher's variables say enough."""
+    if not any(environment.get(name) for name in JOB_NAMES):
+        return  # torch says what is missing
+    if place.local_size == place.size:
+        address = LOOPBACK
+    else:
+        address = first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    if not address:
+        return
+    environment.setdefault("MASTER_ADDR", address)
+    if "MASTER_PORT" in environment:
+        return
+    port = port_of_job(environment)
+    if place.rank == 0 and not _is_free(port):
+        raise OSError(
+            f"port {port}, which follows from the number of the job, is taken on "
+            f"{socket.gethostname()}: set MASTER_PORT to another one"
+        )
+    environment["MASTER_PORT"] = str(port)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+# ---- what torch calls
+
+
+def _told(url: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment, and what the call of init_process_group says instead."""
+    query = parse_qs(urlsplit(url).query)
+    names = {"rank": "RANK", "world_size": "WORLD_SIZE"}
+    return {**environment, **{names[k]: v[0] for k, v in query.items() if k in names}}
+
+
+_agreed: dict[str, str] = {}
+
+
+def _is_said(environment: Mapping[str, str]) -> bool:
+    """By somebody else than us: what we have agreed on holds for one meeting only."""
+    names = ("MASTER_ADDR", "MASTER_PORT")
+    said = {name: environment[name] for name in names if environment.get(name)}
+    return len(said) == len(names) and said != _agreed
+
+
+def _forget_agreed(environment: MutableMapping[str, str]) -> None:
+    for name, value in _agreed.items():
+        if environment.get(name) == value:
+            del environment[name]
+    _agreed.clear()
+
+
+def _rendezvous(
+    by_torch: Callable[..., Iterator], url: str, timeout: timedelta, **kwargs
+) -> Iterator:
+    environment = os.environ
+    launchers.complete(environment)
+    told = _told(url, environment)
+    launchers.require_sense(told)
+    place = launchers.find(told)
+    if place is None or _is_said(environment):
+        require_reachable(environment, told.get("RANK", ""), PATIENCE_S)
+        return by_torch(url, timeout=timeout, **kwargs)
+    _forget_agreed(environment)
+    by_hydra = place.is_same(launchers.place_by(launchers.HYDRA, environment))
+    keys = KeySpace.of(environment) if by_hydra else None
+    if keys is None:
+        _choose_point(environment, place)
+        return by_torch(url, timeout=timeout, **kwargs)
+    store, address = _meet_by_keys(keys, place, environment, timeout)
+    found = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
+    _agreed.update({k: v for k, v in found.items() if not environment.get(k)})
+    environment.update(_agreed)
+    return iter([(store, place.rank, place.size)])
 
 
 def watch_rendezvous() -> None:
-    """Look before torch does; what it does is not changed."""
+    """Stand before torch's own handler of env://, which still does the rest."""
     # Not by `from torch.distributed import`: there the name is a function.
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     handlers: dict[str, Callable[..., Iterator]] = rendezvous._rendezvous_handlers
     by_torch = handlers.get("env")
-    if by_torch is None or getattr(by_torch, "is_checked", False):
+    if by_torch is None or getattr(by_torch, "is_ours", False):
         return
 
-    def check_first(url: str, *args, **kwargs) -> Iterator:
-        require_reachable(os.environ, _rank_in(url, os.environ), PATIENCE_S)
-        return by_torch(url, *args, **kwargs)
+    def find_the_others_first(
+        url: str, timeout: timedelta = rendezvous.default_pg_timeout, **kwargs
+    ) -> Iterator:
+        return _rendezvous(by_torch, url, timeout, **kwargs)
 
-    check_first.is_checked = True
-    handlers["env"] = check_first
+    find_the_others_first.is_ours = True
+    handlers["env"] = find_the_others_first

@@ -12,9 +12,11 @@
 
 #include "base/fd.h"
 #include "base/format.h"
+#include "base/settings.h"
 #include "base/system_error.h"
 #include "bootstrap/tcp_socket.h"
 #include "tccl/error.h"
+#include "tccl/info.h"
 
 namespace tccl {
 namespace {
@@ -200,6 +202,10 @@ AddressOffer own_addresses(const std::string& towards, const std::string& wanted
       usable_addresses(interfaces_of_this_host(), wanted, preferred_sources(towards_store));
   offer.shows_the_way = towards_store && offer.usable.front() == *towards_store;
   return offer;
+}
+
+std::vector<std::string> addresses_of_this_host() {
+  return own_addresses(/*towards=*/"", settings_from_environment().interface).usable;
 }
 
 }  // namespace tccl

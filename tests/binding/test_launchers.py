@@ -22,6 +22,23 @@ def completed(**environment: str) -> str:
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node1"}
 BY_HAND = {"RANK": "3", "WORLD_SIZE": "4"}
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "8", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "6",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MVAPICH = {name.replace("OMPI_", "MV2_"): value for name, value in OPEN_MPI.items()}
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+STEP = {
+    **BATCH,
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_NODEID": "1",
+}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +61,15 @@ HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "8", "MPI_LOCALRANKID": "0", "MPI_LOCALNRA
         ({**HYDRA, "WORLD_SIZE": "4"}, "-/4 0 2/8"),
         ({"RANK": "1"}, "1/- - -/-"),
         ({"WORLD_SIZE": "2"}, "-/2 - -/-"),
+        (OPEN_MPI, "5/6 1 5/6"),
+        (MVAPICH, "5/6 1 5/6"),
+        # a batch script is no task of a step, and waits for nobody
+        (BATCH, "-/- - -/-"),
+        (STEP, "2/4 0 2/4"),
+        # launchers within others: the innermost counts
+        ({**STEP, **HYDRA}, "2/8 0 2/8"),
+        ({**STEP, **TORCHRUN}, "3/4 1 3/4"),
+        ({**STEP, **OPEN_MPI}, "5/6 1 5/6"),
         # not numbers
         ({"RANK": "", "WORLD_SIZE": ""}, "/ - -/-"),
         ({"PMI_RANK": "-1", "PMI_SIZE": "two"}, "-/- - -1/two"),
@@ -68,7 +94,7 @@ def added(imports: str, **environment: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("module", ["torch_ccl", "oneccl_bindings_for_pytorch"])
 def test_import(module):
-    expected = {"LOCAL_RANK": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    expected = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}
     assert added(f"import {module}", RANK="1", WORLD_SIZE="2") == expected
 
 
@@ -84,10 +110,66 @@ def test_import_without_launcher_adds_nothing():
     assert added("import torch_ccl") == {}
 
 
+@pytest.mark.parametrize(
+    "environment, expected",
+    [
+        ({}, (0, 1, 0, 1, "none", "")),
+        (HYDRA, (2, 8, 0, 2, "hydra", "")),
+        (STEP, (2, 4, 0, 2, "Slurm", "")),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "3,1"}, (2, 4, 0, 1, "Slurm", "")),
+        (OPEN_MPI, (5, 6, 1, 2, "Open MPI", "")),
+        ({**TORCHRUN, "MASTER_PORT": "1"}, (3, 4, 1, 4, "environment", "node1:1")),
+        (BY_HAND, (3, 4, 3, 4, "environment", "")),
+    ],
+)
+def test_place_in_the_job(environment, expected):
+    for seen in (dict(environment), dict(environment)):
+        place = launchers.get_dist_env(seen)
+        rank, size, local_rank, local_size, host, launcher, master = place
+        assert (rank, size, local_rank, local_size, launcher, master) == expected
+        assert host == socket.gethostname()
+        launchers.complete(seen)  # changes nothing of it
+        assert launchers.get_dist_env(seen) == place
+
+
+SAYS_WHY_NOT = """
+import torch_ccl, torch.distributed as dist
+try:
+    dist.init_process_group("ccl")
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "environment, problem",
+    [
+        ({"RANK": "1"}, "RANK=1 is set, but WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but RANK is not"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2: ranks go from 0"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 of WORLD_SIZE=0: ranks go from 0"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x is not a number"),
+    ],
+)
+def test_a_place_that_cannot_be(environment, problem):
+    with pytest.raises(ValueError, match=problem):
+        launchers.get_dist_env(environment)
+    assert problem in run_script(SAYS_WHY_NOT, **environment)
+
+
+@pytest.mark.parametrize(
+    "written, first",
+    [("n1", "n1"), ("n[1-3,7],m2", "n1"), ("n[08-10]", "n08"), ("a,b", "a"), ("a-b[3,5]", "a-b3")],
+)
+def test_first_host_of_a_step(written, first):
+    assert meeting_point.first_host(written) == first
+
+
 ON_TWO_HOSTS = [
-    {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"},
-    {"MPI_LOCALNRANKS": "2", "PMI_SIZE": "4"},
-    {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+    {"RANK": "1", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"},
+    HYDRA,
+    OPEN_MPI,
+    STEP,
     {"SLURM_STEP_NUM_NODES": "2"},
 ]
 ON_ONE_HOST = [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}, {"SLURM_STEP_NUM_NODES": "1"}]

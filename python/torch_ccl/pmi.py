@@ -1,0 +1,109 @@
+"""The key-value space of a job that hydra has started (MPICH, Intel MPI), by PMI-1 on PMI_FD.
+
+    keys = KeySpace.of(os.environ)
+
+One line is asked, one line is answered. The rules, tried with MPICH 4.0: a process that has said
+`init` and ends without `finalize` is a crash, for which the launcher ends all others; after
+`finalize` MPI_Init fails, after `init` it works. So this says `finalize` when the interpreter ends,
+and not if MPI was initialised meanwhile, which then says it itself.
+"""
+
+import atexit
+import ctypes
+import os
+import re
+import select
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class PmiError(RuntimeError):
+    pass
+
+
+def mpi_is_initialized() -> bool:
+    """Asks the MPI library that this process has loaded, if it has one."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if not re.search(r"/libmpi(ch)?\.so", path):
+            continue
+        flag = ctypes.c_int(0)
+        ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
+        return bool(flag.value)
+    return False
+
+
+def _is_open(fd: int) -> bool:
+    """The variable may have come through a launcher that closed the descriptor."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+class KeySpace:
+    """Texts that all processes of the job can read. Keys are put once, and seen after a barrier."""
+
+    _ours: "KeySpace | None" = None
+
+    def __init__(self, fd: int):
+        self._fd = fd
+        self._received = b""
+        if not mpi_is_initialized():
+            self._ask("init pmi_version=1 pmi_subversion=1", "response_to_init")
+            atexit.register(self._finalize)
+        os.register_at_fork(after_in_child=self._forget)
+        self._name = self._ask("get_my_kvsname", "my_kvsname")["kvsname"]
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "KeySpace | None":
+        """None if the launcher offers none. One per process: there is one connection."""
+        fd = environment.get("PMI_FD", "")
+        if cls._ours is None and fd.isdecimal() and _is_open(int(fd)):
+            cls._ours = cls(int(fd))
+        return cls._ours
+
+    def put(self, key: str, value: str) -> None:
+        self._ask(f"put kvsname={self._name} key={key} value={value}", "put_result")
+
+    def barrier(self, timeout_s: float) -> None:
+        """Until all processes of the job have come here."""
+        self._ask("barrier_in", "barrier_out", timeout_s)
+
+    def get(self, key: str) -> str:
+        return self._ask(f"get kvsname={self._name} key={key}", "get_result")["value"]
+
+    def _ask(self, question: str, answer: str, timeout_s: float = 60) -> dict[str, str]:
+        if self._fd < 0:
+            raise PmiError("a forked child cannot speak to the launcher of its parent")
+        os.write(self._fd, f"cmd={question}\n".encode())
+        words = dict(
+            word.partition("=")[::2] for word in self._line(time.monotonic() + timeout_s).split()
+        )
+        if words.get("cmd") != answer or words.get("rc", "0") != "0":
+            raise PmiError(f"the launcher answers {words} to {question!r}")
+        return words
+
+    def _line(self, deadline: float) -> str:
+        while b"\n" not in self._received:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._fd], [], [], left)[0]:
+                raise TimeoutError
+            piece = os.read(self._fd, 4096)
+            if not piece:
+                raise PmiError("the launcher has gone")
+            self._received += piece
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode()
+
+    def _finalize(self) -> None:
+        if self._fd >= 0 and not mpi_is_initialized():
+            self._ask("finalize", "finalize_ack")
+
+    def _forget(self) -> None:
+        """A child that outlives this process must not keep its connection."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -36,17 +36,22 @@ def output_of(process: subprocess.Popen) -> list[str]:
 
 
 ADD_UP = """
-import torch, torch_ccl, torch.distributed as dist
+import sys, torch, torch_ccl, torch.distributed as dist
+
+def say(line):  # in one piece, so that ranks do not mix theirs
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
+
 dist.init_process_group("ccl")
 x = torch.ones(1)
 dist.all_reduce(x)
 place = torch_ccl.get_dist_env()
-print(f"{place.rank} of {place.world_size} by {place.launcher}: {x.item():g}", flush=True)
+say(f"{place.rank} of {place.world_size} by {place.launcher}: {x.item():g}")
 """
 DESTROY = "dist.destroy_process_group()\n"
 
 
-@pytest.mark.parametrize("ending", [DESTROY, "", "import sys; sys.exit(0)\n"])
+@pytest.mark.parametrize("ending", [DESTROY, "", "sys.exit(0)\n"])
 def test_nothing_else_is_set(ending):
     expected = [f"{rank} of 3 by hydra: 3" for rank in range(3)]
     assert output_of(start(3, ADD_UP + ending)) == expected
@@ -66,13 +71,13 @@ def test_a_second_group_after_the_first():
 
 
 LEAVES_EARLY = """
-import sys, time
+import time
 {add_up}
 dist.destroy_process_group()
 if place.rank == 1:
     sys.exit(0)
 time.sleep(2)
-print("still here", flush=True)
+say("still here")
 """
 
 
@@ -88,7 +93,7 @@ loader = torch.utils.data.DataLoader(
 )
 batches = iter(loader)
 next(batches)
-print("with workers", flush=True)
+say("with workers")
 """
 
 

@@ -231,3 +231,22 @@ print("made")
 def test_what_the_call_says_of_its_rank_counts():
     """Each host may have a job of its own, whatever the launcher says of the hosts."""
     assert "made" in run_script(MADE_BY_CALL)
+
+
+ALONE = """
+import torch, torch_ccl, torch.distributed as dist
+place = torch_ccl.init()
+assert place == torch_ccl.init() == torch_ccl.get_dist_env()
+x = torch.ones(2)
+dist.all_reduce(x)
+assert torch_ccl.settings()["CCL_ATL_TRANSPORT"] == "ofi"
+print(place.rank, place.world_size, place.local_rank, place.local_size, place.launcher, x.tolist())
+"""
+
+
+def test_a_script_without_a_launcher_is_a_group_of_one():
+    assert run_script(ALONE).strip() == "0 1 0 1 none [1.0, 1.0]"
+
+
+def test_a_batch_script_is_a_group_of_one():
+    assert run_script(ALONE, **BATCH).strip() == "0 1 0 1 none [1.0, 1.0]"

@@ -1,8 +1,8 @@
 """Runs commands that start ranks over several hosts, on the first of several virtual hosts.
 
 Hydra starts its processes on other hosts by ssh; here a script stands for it that enters the host,
-with as little of the environment as a login would bring. The command line stays as it is. Around it
-stand MASTER_ADDR and MASTER_PORT, which scripts for MPI do without.
+with as little of the environment as a login would bring. The command line stays as it is, and
+nothing says where the ranks meet: they agree on that through hydra.
 """
 
 import os
@@ -22,7 +22,6 @@ from virtual import NETWORK, Host, virtual_hosts
 __all__ = ["NETWORK", "run_over_hosts"]
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PORT = "29500"
 
 
 def write_ssh(path: Path, hosts: list[Host]) -> None:
@@ -73,8 +72,6 @@ def run_over_hosts(
             PYTHONPATH=str(SCRIPTS),
             HYDRA_LAUNCHER="ssh",
             HYDRA_LAUNCHER_EXEC=str(directory / "ssh"),
-            MASTER_ADDR=hosts[0].address,
-            MASTER_PORT=PORT,
         )
         process = hosts[0].start(
             ["bash", "-ec", f"cd {name}\n{commands}"],

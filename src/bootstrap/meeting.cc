@@ -705,7 +705,7 @@ std::string agree_on_secret(Store& store, int rank, const std::string& secret_fi
     store.set(kSecretKey, fresh + check_of(whole_secret(from_file, fresh)));
   }
   const std::string stored = store.get(kSecretKey, time_left(deadline));
-  const std::string secret = whole_secret(from_file, stored.substr(0, kSecretDigits));
+  std::string secret = whole_secret(from_file, stored.substr(0, kSecretDigits));
   if (stored.substr(std::min(stored.size(), kSecretDigits)) != check_of(secret))
     throw Error(Errc::invalid_argument,
                 formatted("rank {} (host {}) and rank 0 have different secrets: CCL_SECRET_FILE "

@@ -197,15 +197,14 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     if (size > 1) forget_failed_meeting(store, rank);
     throw;
   }
-  CommunicatorImpl::Parts parts = founding.take_parts();
+  const CommunicatorImpl::Parts parts = founding.take_parts();
   impl->make_workers(parts.group->rank(), parts.group->size(), founding.sharing());
-  auto communicator =
-      std::make_shared<CommunicatorImpl>(impl, std::move(parts), std::move(options));
+  auto communicator = std::make_shared<CommunicatorImpl>(impl, parts, std::move(options));
   impl->remember(communicator);
   return communicator;
 }
 
-CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, Parts parts,
+CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, const Parts& parts,
                                    Options options)
     : context_(std::move(context)),
       options_(std::move(options)),
@@ -469,8 +468,7 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int colour, int key, Optio
   run(allgather(&place, places.data(), sizeof place, DType::uint8));
   if (!parts.group) return nullptr;
   seat(parts, wishes, places);
-  auto communicator =
-      std::make_shared<CommunicatorImpl>(context_, std::move(parts), std::move(options));
+  auto communicator = std::make_shared<CommunicatorImpl>(context_, parts, std::move(options));
   context_->remember(communicator);
   return communicator;
 }

@@ -24,7 +24,7 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
     std::vector<ofi::RankAddress> addresses;  // by rank, if there are other hosts
     std::uint32_t group_number = 0;           // what others call the group when they send here
   };
-  CommunicatorImpl(std::shared_ptr<ContextImpl> context, Parts parts, Options options);
+  CommunicatorImpl(std::shared_ptr<ContextImpl> context, const Parts& parts, Options options);
   ~CommunicatorImpl() override;
 
   [[nodiscard]] int rank() const noexcept override { return rank_; }

@@ -8,6 +8,7 @@ nothing says where the ranks meet: they agree on that through hydra.
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,13 @@ def write_ssh(path: Path, hosts: list[Host]) -> None:
     path.chmod(0o755)
 
 
+def write_mpiexec(path: Path) -> None:
+    """Where several MPIs are installed, the bare name may be another one's than hydra's."""
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {shutil.which("mpiexec.hydra")} "$@"\n')
+    path.chmod(0o755)
+
+
 def named_hosts(commands: str) -> list[str] | None:
     match = re.search(r"-hosts (\S+)", commands)
     return match[1].split(",") if match else None
@@ -66,9 +74,10 @@ def run_over_hosts(
         (directory / "hostfile").write_text("".join(f"{host.address}\n" for host in hosts))
         (directory / ".local").symlink_to(torch_ccl.cwd)  # where a document may have installed us
         write_ssh(directory / "ssh", hosts)
+        write_mpiexec(directory / "bin/mpiexec")
         environment = clean_environment(
             HOME=name,
-            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            PATH=f"{directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
             PYTHONPATH=str(SCRIPTS),
             HYDRA_LAUNCHER="ssh",
             HYDRA_LAUNCHER_EXEC=str(directory / "ssh"),

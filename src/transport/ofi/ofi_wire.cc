@@ -119,8 +119,8 @@ void OfiWire::check_record(int from, const OpRecord& theirs) const {
 void OfiWire::let_leave(std::size_t at_most) {
   collect_sent();
   while (outgoing_.size() > at_most) {
-    for (const auto& [to, request] : outgoing_.front()->sendings())
-      wait(to, std::nullopt, [&] { return request->done(); });
+    for (const Parcel::Sending& sending : outgoing_.front()->sendings())
+      wait(sending.to, std::nullopt, [&] { return sending.request->done(); });
     collect_sent();
   }
 }

@@ -48,9 +48,7 @@ c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& s
 }
 
 tccl::WireFormat wire_format_named(const std::string& name) {
-  if (name == "same") return tccl::WireFormat::same;
-  if (name == "bf16") return tccl::WireFormat::bfloat16;
-  if (name == "int8") return tccl::WireFormat::int8;
+  if (const auto format = tccl::wire_format_named(name)) return *format;
   throw py::value_error("wire_dtype must be same, bf16 or int8, not " + name);
 }
 

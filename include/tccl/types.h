@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "tccl/export.h"
@@ -54,6 +55,10 @@ inline constexpr std::size_t kMaxElementBytes = 16;
 TCCL_API std::size_t size_of(DType dtype);
 TCCL_API std::string_view name_of(DType dtype);
 TCCL_API std::string_view name_of(ReduceOp op);
+/// As CCL_WIRE_DTYPE spells it.
+TCCL_API std::string_view name_of(WireFormat format);
+/// The other way; none if there is no such format.
+TCCL_API std::optional<WireFormat> wire_format_named(std::string_view name);
 
 /// Whether `op` means something for `dtype`: no average of integers, no order on complex numbers,
 /// no bit operations on floating point.

@@ -1,25 +1,4 @@
 """The same as torch_ccl, under the name that later releases of Intel's package had."""
 
-from torch_ccl import (
-    DistEnv,
-    ProcessGroupCCL,
-    __version__,
-    cwd,
-    empty,
-    get_dist_env,
-    init,
-    monitored_barrier,
-    settings,
-)
-
-__all__ = [
-    "DistEnv",
-    "ProcessGroupCCL",
-    "__version__",
-    "cwd",
-    "empty",
-    "get_dist_env",
-    "init",
-    "monitored_barrier",
-    "settings",
-]
+from torch_ccl import *  # noqa: F403
+from torch_ccl import __all__ as __all__

@@ -20,7 +20,7 @@ class Launcher(NamedTuple):
     rank: str
     size: str
     local_rank: str
-    local_size: str = ""
+    local_size: str
 
 
 ENVIRONMENT = Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -47,7 +47,13 @@ LAUNCHERS = (
     Launcher("PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
     HYDRA,  # MPICH and Intel MPI
     # The number of tasks of the *step*: a batch script, which is no task, has only that of the job.
-    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    Launcher(
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+    ),
 )
 
 #: Names under which programs look for rank and size.
@@ -82,11 +88,11 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
-def _tasks_on_this_node(environment: Mapping[str, str]) -> int | None:
-    """Slurm writes 2(x3),1 for three nodes of two tasks and one of one."""
-    node = _number(environment, "SLURM_NODEID")
+def _local_size(environment: Mapping[str, str], name: str) -> int | None:
+    """A number; but Slurm writes all nodes' numbers: 2(x3),1 for three of two tasks and one of one."""
+    node = _number(environment, "SLURM_NODEID") if name.startswith("SLURM_") else 0
     counts: list[int] = []
-    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+    for part in environment.get(name, "").split(","):
         if match := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part):
             counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node is not None and node < len(counts) else None
@@ -98,9 +104,8 @@ def place_by(launcher: Launcher, environment: Mapping[str, str]) -> Place | None
     if rank is None or size is None:
         return None
     local_rank = _number(environment, launcher.local_rank)
-    if launcher.name == "Slurm":
-        return Place(launcher.name, rank, size, local_rank, _tasks_on_this_node(environment))
-    return Place(launcher.name, rank, size, local_rank, _number(environment, launcher.local_size))
+    local_size = _local_size(environment, launcher.local_size)
+    return Place(launcher.name, rank, size, local_rank, local_size)
 
 
 def is_loopback(address: str) -> bool:

@@ -110,12 +110,9 @@ void liveness_into(Settings& settings, const std::string& text) {
 }
 
 void wire_format_into(Settings& settings, const std::string& text) {
-  for (const WireFormat format : {WireFormat::same, WireFormat::bfloat16, WireFormat::int8}) {
-    if (text != value_of(format)) continue;
-    settings.wire_format = format;
-    return;
-  }
-  throw Error(Errc::invalid_argument, "must be same, bf16 or int8");
+  const auto format = wire_format_named(text);
+  if (!format) throw Error(Errc::invalid_argument, "must be same, bf16 or int8");
+  settings.wire_format = *format;
 }
 
 template <Op O>

@@ -38,18 +38,6 @@ struct Settings {
   WireFormat wire_format = WireFormat::same;
 };
 
-/// How CCL_WIRE_DTYPE spells it.
-constexpr std::string_view value_of(WireFormat format) {
-  switch (format) {
-    case WireFormat::bfloat16:
-      return "bf16";
-    case WireFormat::int8:
-      return "int8";
-    default:
-      return "same";
-  }
-}
-
 struct SettingRow {
   const char* name;
   const char* default_value;

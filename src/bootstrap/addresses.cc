@@ -28,9 +28,10 @@ std::vector<Family> preferred_families(std::span<const AddressOffer> hosts) {
                  : std::vector{Family::ipv4, Family::ipv6};
 }
 
-std::string described(const AddressOffer& offer) {
-  std::string text = offer.host;
-  for (const std::string& each : offer.usable) text += " " + each;
+/// Behind something else: each with a space before it.
+std::string list_of(const std::vector<std::string>& addresses) {
+  std::string text;
+  for (const std::string& each : addresses) text += " " + each;
   return text;
 }
 
@@ -39,8 +40,9 @@ Family common_family(std::span<const AddressOffer> hosts) {
     if (std::ranges::all_of(hosts, [&](const auto& offer) { return has(offer, family); }))
       return family;
   const auto lacks = [&](Family family) {
-    return described(
-        *std::ranges::find_if(hosts, [&](const auto& offer) { return !has(offer, family); }));
+    const auto offer =
+        std::ranges::find_if(hosts, [&](const auto& each) { return !has(each, family); });
+    return offer->host + list_of(offer->usable);
   };
   throw Error(Errc::invalid_argument,
               formatted("hosts without a family of addresses in common: {} (no IPv4) and {} (no "
@@ -63,9 +65,7 @@ bool leads_to(const std::string& address, const AddressOffer& own, const Address
 bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
 
 std::string encoded(const AddressOffer& offer) {
-  std::string text = offer.host + "\n" + (offer.shows_the_way ? "way" : "any");
-  for (const std::string& address : offer.usable) text += " " + address;
-  return text;
+  return offer.host + "\n" + (offer.shows_the_way ? "way" : "any") + list_of(offer.usable);
 }
 
 AddressOffer decode_offer(std::string_view text) {

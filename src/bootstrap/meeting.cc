@@ -14,7 +14,6 @@
 #include "base/format.h"
 #include "base/layout.h"
 #include "base/log.h"
-#include "base/settings.h"
 #include "base/system_error.h"
 #include "base/wait.h"
 #include "bootstrap/interfaces.h"
@@ -22,6 +21,7 @@
 #include "bootstrap/packet_socket.h"
 #include "bootstrap/places.h"
 #include "tccl/error.h"
+#include "tccl/types.h"
 
 namespace tccl {
 namespace {
@@ -345,8 +345,8 @@ class Host {
     check_equal("the first sequence number", self_.first_sequence, other, other.first_sequence);
     check_equal("CCL_CHUNK_BYTES", self_.chunk_bytes, other, other.chunk_bytes);
     check_equal("CCL_EAGER_BYTES", self_.eager_bytes, other, other.eager_bytes);
-    check_equal("CCL_WIRE_DTYPE", value_of(static_cast<WireFormat>(self_.wire_format)), other,
-                value_of(static_cast<WireFormat>(other.wire_format)));
+    check_equal("CCL_WIRE_DTYPE", name_of(static_cast<WireFormat>(self_.wire_format)), other,
+                name_of(static_cast<WireFormat>(other.wire_format)));
     check_equal("the provider of libfabric", std::string(self_.provider), other,
                 std::string(other.provider));
     check_equal("FI_OFI_RXM_EAGER_LIMIT", std::string(self_.eager_limit), other,

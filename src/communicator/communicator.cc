@@ -54,14 +54,11 @@ constexpr Milliseconds kLastWords{10'000};
 constexpr std::size_t kLeastPackedBytes = std::size_t{32} << 10;
 
 /// Only float32 sums can be packed, and only those that end on all ranks.
-WireFormat wire_format_of(const Operation& o, int ranks, WireFormat by_setting) {
+WireFormat wire_format_of(const Operation& o, std::size_t count, WireFormat by_setting) {
   const ReduceOp op = o.reduction.op;
-  const bool of_all_ranks = o.op == Op::reduce_scatter;  // what is counted is one rank's
-  const std::size_t bytes =
-      shared_count(o) * sizeof(float) * static_cast<std::size_t>(of_all_ranks ? ranks : 1);
   const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
                      (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum) &&
-                     bytes >= kLeastPackedBytes;
+                     count * sizeof(float) >= kLeastPackedBytes;
   if (!packs) return WireFormat::same;
   return o.wire_format == WireFormat::by_setting ? by_setting : o.wire_format;
 }
@@ -324,7 +321,10 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
   record.root = operation.root;
   record.count = shared_count(operation);
   record.counts_hash = hash_of_counts(operation);
-  record.wire_format = wire_format_of(operation, size_, context_->settings().wire_format);
+  // Of a reduce_scatter one rank's elements are counted.
+  const int parts = record.op == Op::reduce_scatter ? size_ : 1;
+  const std::size_t elements = record.count * static_cast<std::size_t>(parts);
+  record.wire_format = wire_format_of(operation, elements, context_->settings().wire_format);
   return record;
 }
 

@@ -79,6 +79,23 @@ std::string_view name_of(DType dtype) { return row_of(dtype).name; }
 
 std::string_view name_of(ReduceOp op) { return row_of(op).name; }
 
+std::string_view name_of(WireFormat format) {
+  switch (format) {
+    case WireFormat::bfloat16:
+      return "bf16";
+    case WireFormat::int8:
+      return "int8";
+    default:
+      return "same";
+  }
+}
+
+std::optional<WireFormat> wire_format_named(std::string_view name) {
+  for (const WireFormat format : {WireFormat::same, WireFormat::bfloat16, WireFormat::int8})
+    if (name == name_of(format)) return format;
+  return std::nullopt;
+}
+
 bool supports(DType dtype, ReduceOp op) { return (row_of(op).kinds & row_of(dtype).kind) != 0; }
 
 }  // namespace tccl

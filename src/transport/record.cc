@@ -37,8 +37,8 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);
   if (record.counts_hash != 0) text += formatted("counts #{:04x}, ", record.counts_hash & 0xffff);
-  if (record.wire_format == WireFormat::bfloat16) text += "bf16 on the wire, ";
-  if (record.wire_format == WireFormat::int8) text += "int8 on the wire, ";
+  if (record.wire_format != WireFormat::same)
+    text += formatted("{} on the wire, ", name_of(record.wire_format));
   return text + formatted("algorithm {})", algorithm_name);
 }
 

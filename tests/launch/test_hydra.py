@@ -1,24 +1,22 @@
 """Ranks started by MPICH's mpiexec.hydra that say nothing but init_process_group("ccl")."""
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "compat"))
+from launching import clean_environment
+
 BOUND_S = 90
-NAMES = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "PMI_", "MPI_", "OMPI_", "SLURM_")
-
-
-def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith(NAMES)}
 
 
 def start(ranks: int, script: str) -> subprocess.Popen:
     words = ["mpiexec.hydra", "-n", str(ranks), sys.executable, "-c", script]
     return subprocess.Popen(
         words,
-        env=environment(),
+        env=clean_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""What all tests share: the path of a program, the rule for skips, the last line of a run."""
+"""What all tests share: programs, the rule for skips, the table of launchers, the last line."""
 
 import os
 from pathlib import Path
@@ -62,6 +62,39 @@ def pytest_make_collect_report():
     report = yield
     refuse_skip(report)
     return report
+
+
+# ---- the table of launchers and scripts
+
+
+@pytest.fixture
+def launch_table(record_property):
+    """launch_table("MPICH", "train") makes this test a cell of the table below the run."""
+
+    def note(launcher: str, script: str) -> None:
+        record_property("launched", (launcher, script))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter):
+    cells = {
+        dict(report.user_properties)["launched"]: report.outcome
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if "launched" in dict(getattr(report, "user_properties", ()))
+    }
+    if not cells:
+        return
+    scripts = list(dict.fromkeys(script for _, script in cells))
+    launchers = list(dict.fromkeys(launcher for launcher, _ in cells))
+    rows = [["", *scripts]]
+    rows += [[each, *(cells.get((each, script), "-") for script in scripts)] for each in launchers]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    terminalreporter.section("launcher x script")
+    for row in rows:
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        terminalreporter.write_line("  ".join(padded).rstrip())
 
 
 # ---- the last line of a run

@@ -25,8 +25,13 @@ find_missing() {
     return
   fi
   if [ "${1:-}" = test ]; then
-    has_command ip || missing+=(iproute2)          # for virtual hosts
-    has_command mpiexec.hydra || missing+=(mpich)  # for launch lines
+    has_command ip || missing+=(iproute2)                # for virtual hosts
+    has_command mpiexec.hydra || missing+=(mpich)        # launchers, from here on
+    has_command mpirun.openmpi || missing+=(openmpi-bin)
+    has_command slurmctld || missing+=(slurmctld)
+    has_command slurmd || missing+=(slurmd)
+    has_command srun || missing+=(slurm-client)
+    has_command munged || missing+=(munge)
     return
   fi
   has_command g++ || missing+=(g++)
@@ -43,6 +48,31 @@ find_missing() {
   has_python_headers || missing+=(python3-dev)
 }
 
+# The tests start their own Slurm: no package may start one.
+without_services() {
+  local policy=/usr/sbin/policy-rc.d made=
+  [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null; as_root chmod +x $policy; made=1; }
+  "$@"
+  [ -z "$made" ] || as_root rm -f $policy
+}
+
+# install_requirements <file>: into .venv, unless that very file has been installed
+install_requirements() {
+  local done=.venv/.${1%.txt} wanted
+  wanted=$(sha256sum <"$1")
+  [ "$(cat "$done" 2>/dev/null)" != "$wanted" ] || return 0
+  echo "setup: installing the Python packages of $1 into .venv"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$1"
+  echo "$wanted" >"$done"
+}
+
+# In a directory of its own, for it brings an mpiexec.
+install_intel_mpi() {
+  [ ! -x .venv/intel-mpi/bin/mpiexec.hydra ] || return 0
+  echo "setup: installing Intel MPI into .venv/intel-mpi"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --prefix .venv/intel-mpi impi-rt
+}
+
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 can_install() { has_command apt-get && as_root true 2>/dev/null; }
 
@@ -52,20 +82,19 @@ if [ ${#missing[@]} -gt 0 ]; then
   has_command ccache || missing+=(ccache)  # welcome, never demanded
   echo "setup: installing ${missing[*]}"
   as_root apt-get update -qq
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  without_services as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
   hash -r
   find_missing "$@"
   [ ${#missing[@]} -eq 0 ] || die "still missing after installation: ${missing[*]}"
+fi
+if [ "${1:-}" = test ]; then
+  install_requirements requirements-test.txt
+  install_intel_mpi
 fi
 [ $# = 0 ] || exit 0
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   die "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1); choose one: make build PYTHON=python3.11"
 
-wanted=$(sha256sum <requirements-dev.txt)
-if [ "$(cat .venv/.requirements 2>/dev/null)" != "$wanted" ]; then
-  .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
-  echo "setup: installing Python packages into .venv"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-  echo "$wanted" >.venv/.requirements
-fi
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
+install_requirements requirements-dev.txt

@@ -89,7 +89,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _local_size(environment: Mapping[str, str], name: str) -> int | None:
-    """A number; but Slurm writes all nodes' numbers: 2(x3),1 for three of two tasks and one of one."""
+    """A number; but Slurm writes those of all nodes: 2(x3),1 for three nodes of two, one of one."""
     node = _number(environment, "SLURM_NODEID") if name.startswith("SLURM_") else 0
     counts: list[int] = []
     for part in environment.get(name, "").split(","):

@@ -3,9 +3,12 @@
 torch asks for MASTER_ADDR and MASTER_PORT. Under MPI or Slurm nobody sets them; there the ranks
 agree through the launcher:
 
-    hydra (MPICH, Intel MPI)    rank 0 opens a store at a free port and says where in the key space
-    Slurm without a key space   the step's first host, and a port that follows from job and step
-    one host, any launcher      loopback, and a port that follows from the job
+    PMI: hydra (MPICH, Intel MPI), srun --mpi=pmi2      rank 0 opens a store at a free port and says
+    PMIx: Open MPI, srun --mpi=pmix                     where in the launcher's key space
+    Slurm without a key space                           the step's first host, and a port that
+                                                        follows from job and step
+    one host, any launcher                              loopback, and a port that follows from
+                                                        the job
 
 And ranks on several hosts that are told to meet at a loopback address never would, for each waits
 for a store on its own host, half an hour, inside torch: they are told so.
@@ -23,8 +26,7 @@ from itertools import count
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from torch_ccl import launchers
-from torch_ccl.pmi import KeySpace
+from torch_ccl import launchers, pmi, pmix
 
 #: How long rank 0 may take to come, if it is on this host after all.
 PATIENCE_S = 8.0
@@ -95,6 +97,18 @@ class Point(NamedTuple):
 
 _meetings = count()
 
+KeySpace = pmi.KeySpace | pmix.KeySpace
+
+
+def _key_space(environment: Mapping[str, str], place: launchers.Place) -> KeySpace | None:
+    """The launcher's, if it is the launcher who says that this is our place."""
+    if place.is_same(launchers.place_by(launchers.HYDRA, environment)):
+        return pmi.KeySpace.of(environment)
+    said_by = (launchers.place_by(row, environment) for row in launchers.LAUNCHERS[1:])
+    if environment.get("PMIX_RANK") == str(place.rank) and any(map(place.is_same, said_by)):
+        return pmix.KeySpace.of(environment)
+    return None
+
 
 def _meet_by_keys(
     keys: KeySpace, place: launchers.Place, environment: Mapping[str, str], timeout: timedelta
@@ -113,15 +127,20 @@ def _meet_by_keys(
         )
 
     key = f"torch-ccl-{next(_meetings)}"
-    if place.rank == 0:
-        store = store_at(LOOPBACK, int(environment.get("MASTER_PORT") or 0))
-        addresses = [environment.get("MASTER_ADDR", "")]
-        keys.put(key, Point(store.port, list(filter(None, addresses)) or _own(place)).text())
-        _barrier(keys, timeout)
-        return store, LOOPBACK
-    _barrier(keys, timeout)
-    point = Point.parse(keys.get(key))
-    address = _first_that_answers(point, time.monotonic() + timeout.total_seconds())
+    deadline = time.monotonic() + timeout.total_seconds()
+    try:
+        if place.rank == 0:
+            store = store_at(LOOPBACK, int(environment.get("MASTER_PORT") or 0))
+            said = environment.get("MASTER_ADDR")
+            point = Point(store.port, [said] if said else _own(place))
+            keys.publish(key, point.text(), timeout.total_seconds())
+            return store, LOOPBACK
+        point = Point.parse(keys.read(key, timeout.total_seconds()))
+    except TimeoutError:
+        raise TimeoutError(
+            f"not all processes of the job have called init_process_group within {timeout}"
+        ) from None
+    address = _first_that_answers(point, deadline)
     return store_at(address, point.port), address
 
 
@@ -129,15 +148,6 @@ def _own(place: launchers.Place) -> list[str]:
     from torch_ccl import _C
 
     return [LOOPBACK] if place.local_size == place.size else _C.addresses_of_this_host()
-
-
-def _barrier(keys: KeySpace, timeout: timedelta) -> None:
-    try:
-        keys.barrier(timeout.total_seconds())
-    except TimeoutError:
-        raise TimeoutError(
-            f"not all processes of the job have called init_process_group within {timeout}"
-        ) from None
 
 
 def _first_that_answers(point: Point, deadline: float) -> str:
@@ -240,8 +250,7 @@ def _rendezvous(
         require_reachable(environment, told.get("RANK", ""), PATIENCE_S)
         return by_torch(url, timeout=timeout, **kwargs)
     _forget_agreed(environment)
-    by_hydra = place.is_same(launchers.place_by(launchers.HYDRA, environment))
-    keys = KeySpace.of(environment) if by_hydra else None
+    keys = _key_space(environment, place)
     if keys is None:
         _choose_point(environment, place)
         return by_torch(url, timeout=timeout, **kwargs)

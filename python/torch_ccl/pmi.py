@@ -15,7 +15,8 @@ import re
 import select
 import time
 from collections.abc import Mapping
-from pathlib import Path
+
+from torch_ccl.loaded_libraries import loaded_libraries
 
 
 class PmiError(RuntimeError):
@@ -24,13 +25,11 @@ class PmiError(RuntimeError):
 
 def mpi_is_initialized() -> bool:
     """Asks the MPI library that this process has loaded, if it has one."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if not re.search(r"/libmpi(ch)?\.so", path):
-            continue
-        flag = ctypes.c_int(0)
-        ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
-        return bool(flag.value)
+    for path in loaded_libraries():
+        if re.search(r"/libmpi(ch)?\.so", path):
+            flag = ctypes.c_int(0)
+            ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
+            return bool(flag.value)
     return False
 
 
@@ -44,7 +43,7 @@ def _is_open(fd: int) -> bool:
 
 
 class KeySpace:
-    """Texts that all processes of the job can read. Keys are put once, and seen after a barrier."""
+    """Texts that one process of the job publishes and the others read, all at the same time."""
 
     _ours: "KeySpace | None" = None
 
@@ -65,15 +64,19 @@ class KeySpace:
             cls._ours = cls(int(fd))
         return cls._ours
 
-    def put(self, key: str, value: str) -> None:
-        self._ask(f"put kvsname={self._name} key={key} value={value}", "put_result")
+    def publish(self, key: str, text: str, timeout_s: float) -> None:
+        """Rank 0 says something; returns when all others ask for it. Raises TimeoutError."""
+        self._ask(f"put kvsname={self._name} key={key} value={text}", "put_result")
+        self._barrier(timeout_s)
 
-    def barrier(self, timeout_s: float) -> None:
-        """Until all processes of the job have come here."""
-        self._ask("barrier_in", "barrier_out", timeout_s)
-
-    def get(self, key: str) -> str:
+    def read(self, key: str, timeout_s: float) -> str:
+        """What rank 0 says. Raises TimeoutError if not all processes of the job come in time."""
+        self._barrier(timeout_s)
         return self._ask(f"get kvsname={self._name} key={key}", "get_result")["value"]
+
+    def _barrier(self, timeout_s: float) -> None:
+        """What was put before it is seen after it."""
+        self._ask("barrier_in", "barrier_out", timeout_s)
 
     def _ask(self, question: str, answer: str, timeout_s: float = 60) -> dict[str, str]:
         if self._fd < 0:

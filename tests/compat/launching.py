@@ -1,23 +1,33 @@
 """Starts a script on two ranks in the ways its users do, and keeps the ranks' outputs apart.
 
-run_script("torchrun", path) returns one Finished per rank. A way is one row of WAYS.
+run_script(WAYS["torchrun"], path) returns one Finished per rank. A way is one row of WAYS: it gets
+a command line without the interpreter, a port that is free, and a directory into which it writes
+<rank>.stdout and <rank>.stderr; it returns the exit codes. Where a launcher brings the ranks
+together by itself, nothing is set but what it sets.
 """
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 BOUND_S = 100
 SIZE = 2
 
-# What a launcher would set; ours must not be those of whoever runs the tests.
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_", "PMI_", "MPI_", "OMPI_", "SLURM_", "MASTER_")  # beginnings
+# How the names begin that a launcher sets: ours must not be those of whoever runs the tests.
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_", "PMI", "MPI_", "OMPI_", "SLURM_", "MASTER_")
+#: With it, a line and its end are two pieces, between which launchers put those of other ranks.
+PIECES = "PYTHONUNBUFFERED"
+
+Way = Callable[[list[str], int, Path], list[int | None]]
 
 
 class Finished(NamedTuple):
@@ -35,7 +45,8 @@ def free_port() -> int:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PLACE)}
+    foreign = (*PLACE, PIECES)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {"OMP_NUM_THREADS": "1", **kept, **more}
 
 
@@ -60,54 +71,133 @@ def wait(process: subprocess.Popen, deadline: float) -> int | None:
     return None
 
 
-def start(command: list[str], logs: Path, name: str, **place: str) -> subprocess.Popen:
+def start(words: list[str], logs: Path, name: str, **place: str) -> subprocess.Popen:
     with (logs / f"{name}.stdout").open("w") as out, (logs / f"{name}.stderr").open("w") as err:
         return subprocess.Popen(
-            [sys.executable, *command], env=clean_environment(**place), stdout=out, stderr=err
+            words,
+            env=clean_environment(**place),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
         )
 
 
-def by_torchrun(command: list[str], port: int, logs: Path) -> list[int | None]:
-    options = [f"--nproc-per-node={SIZE}", f"--master-port={port}"]
-    redirect = ["--redirects=3", f"--log-dir={logs / 'ranks'}"]
-    torchrun = ["-m", "torch.distributed.run", *options, *redirect, *command]
-    with ended(start(torchrun, logs, "torchrun")) as process:
-        code = wait(process, time.monotonic() + BOUND_S)
-    for log in logs.glob("ranks/*/attempt_0/*/std*.log"):
-        log.rename(logs / f"{log.parent.name}.{log.stem}")
-    return [code] * SIZE
+def wait_for_all(processes: list[subprocess.Popen]) -> list[int | None]:
+    deadline = time.monotonic() + BOUND_S
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(ended(process))
+        return [wait(process, deadline) for process in processes]
 
 
-def by_hand(rank_name: str, size_name: str):
-    """One process per rank, each told its place by these variables."""
+# ---- ranks that somebody numbers
+
+
+def by_torchrun(agents: int) -> Way:
+    """Agents that stand for one host each share the ranks."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
-        deadline = time.monotonic() + BOUND_S
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        with contextlib.ExitStack() as stack:
-            ranks = []
-            for rank in range(SIZE):
-                place = {rank_name: str(rank), size_name: str(SIZE)}
-                process = start(command, logs, str(rank), **place, **master)
-                ranks.append(stack.enter_context(ended(process)))
-            return [wait(process, deadline) for process in ranks]
+        def agent(node: int) -> subprocess.Popen:
+            place = [f"--nnodes={agents}", f"--node-rank={node}"]
+            share = [f"--nproc-per-node={SIZE // agents}", f"--master-port={port}"]
+            master = ["--master-addr=127.0.0.1"]
+            redirect = ["--redirects=3", f"--log-dir={logs / 'ranks' / str(node)}"]
+            options = [*place, *share, *master, *redirect]
+            words = [sys.executable, "-m", "torch.distributed.run", *options, *command]
+            return start(words, logs, f"agent{node}")
+
+        codes = wait_for_all([agent(node) for node in range(agents)])
+        for log in logs.glob("ranks/*/*/attempt_0/*/std*.log"):
+            node, local_rank = int(log.relative_to(logs / "ranks").parts[0]), int(log.parent.name)
+            log.rename(logs / f"{node * (SIZE // agents) + local_rank}.{log.stem}")
+        return codes
 
     return launch
 
 
-WAYS = {
-    "torchrun": by_torchrun,
+def by_hand(rank_name: str, size_name: str) -> Way:
+    """One process per rank, each told its place by these variables."""
+
+    def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+        def rank(number: int) -> subprocess.Popen:
+            place = {rank_name: str(number), size_name: str(SIZE)}
+            return start([sys.executable, *command], logs, str(number), **place, **master)
+
+        return wait_for_all([rank(number) for number in range(SIZE)])
+
+    return launch
+
+
+# ---- launchers that label what the ranks print
+
+HYDRA_LABEL = re.compile(r"\[(\d+)\] ?(.*)")
+SLURM_LABEL = re.compile(r"(\d+): ?(.*)")
+
+MPICH = "mpiexec.hydra"
+INTEL_MPI = str(Path(sys.prefix) / "intel-mpi/bin/mpiexec.hydra")
+OPEN_MPI = "mpirun.openmpi"
+#: More ranks than cores, and root: both are refused else.
+OPEN_MPI_OPTIONS = ("--oversubscribe", "--allow-run-as-root")
+
+
+def split_by_label(text: str, label: re.Pattern) -> dict[str, str]:
+    """What each rank printed; under "launcher" stands what has no label."""
+    lines = defaultdict(str)
+    for line in text.splitlines():
+        match = label.fullmatch(line)
+        rank, said = match.groups() if match else ("launcher", line)
+        lines[rank] += said + "\n"
+    return lines
+
+
+def by_labels(words: list[str], label: re.Pattern) -> Way:
+    def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
+        codes = wait_for_all([start([*words, sys.executable, *command], logs, "all")])
+        for stream in ("stdout", "stderr"):
+            path = logs / f"all.{stream}"
+            said = split_by_label(path.read_text(), label)
+            for name in {*said, *map(str, range(SIZE))}:
+                (logs / f"{name}.{stream}").write_text(said[name])
+            path.unlink()
+        return codes
+
+    return launch
+
+
+def by_open_mpi(command: list[str], port: int, logs: Path) -> list[int | None]:
+    """Its labels come between the pieces that a rank prints; but it also writes files."""
+    options = [*OPEN_MPI_OPTIONS, "--output-filename", str(logs / "ranks"), "-n", str(SIZE)]
+    codes = wait_for_all([start([OPEN_MPI, *options, sys.executable, *command], logs, "all")])
+    for log in logs.glob("ranks/1/rank.*/std*"):
+        log.rename(logs / f"{log.parent.suffix[1:]}.{log.name}")
+    return codes
+
+
+WAYS: dict[str, Way] = {
+    "torchrun": by_torchrun(1),
+    "torchrun, 2 agents": by_torchrun(2),
     "by hand": by_hand("RANK", "WORLD_SIZE"),
     "hydra's variables": by_hand("PMI_RANK", "PMI_SIZE"),
+    "MPICH": by_labels([MPICH, "-l", "-n", str(SIZE)], HYDRA_LABEL),
+    "Intel MPI": by_labels([INTEL_MPI, "-l", "-n", str(SIZE)], HYDRA_LABEL),
+    "Open MPI": by_open_mpi,
 }
 
 
-def run_script(way: str, script: Path, *args: str, port: int | None = None) -> list[Finished]:
+def run_script(way: Way, script: Path, *args: str, port: int | None = None) -> list[Finished]:
     """Every rank must end well, within BOUND_S."""
     with tempfile.TemporaryDirectory() as directory:
         logs = Path(directory)
-        codes = WAYS[way]([str(script), *args], port or free_port(), logs)
+        codes = way([str(script), *args], port or free_port(), logs)
         said = {path.name: path.read_text() for path in sorted(logs.glob("*.std*"))}
-    if codes != [0] * SIZE:
+    if any(code != 0 for code in codes):
         raise AssertionError(f"exit codes {codes}\n" + "\n".join(filter(None, said.values())))
     return [Finished(r, said[f"{r}.stdout"], said[f"{r}.stderr"]) for r in range(SIZE)]
+
+
+def fixed_port(text: str) -> int | None:
+    """The port that a script sets itself: a launcher that opens one must be told the same."""
+    match = re.search(r"MASTER_PORT\W+(\d+)", text)
+    return int(match[1]) if match else None

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch_ccl
-from launching import BOUND_S, clean_environment
+from launching import BOUND_S, MPICH, clean_environment
 
 sys.path.append(str(Path(__file__).parents[1] / "hosts"))
 from virtual import NETWORK, Host, virtual_hosts
@@ -44,11 +44,13 @@ def write_ssh(path: Path, hosts: list[Host]) -> None:
     path.chmod(0o755)
 
 
-def write_mpiexec(path: Path) -> None:
-    """Where several MPIs are installed, the bare name may be another one's than hydra's."""
-    path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\nexec {shutil.which("mpiexec.hydra")} "$@"\n')
-    path.chmod(0o755)
+def write_launchers(directory: Path, mpiexec: str) -> None:
+    """Where several MPIs are installed, the bare names may be another one's."""
+    directory.mkdir()
+    for name in ("mpiexec", "mpiexec.hydra", "mpirun"):
+        path = directory / name
+        path.write_text(f'#!/bin/sh\nexec {shutil.which(mpiexec)} "$@"\n')
+        path.chmod(0o755)
 
 
 def named_hosts(commands: str) -> list[str] | None:
@@ -57,9 +59,9 @@ def named_hosts(commands: str) -> list[str] | None:
 
 
 def run_over_hosts(
-    count: int, commands: str, files: dict[str, str]
+    count: int, commands: str, files: dict[str, str], mpiexec: str = MPICH
 ) -> tuple[list[str], list[str], str]:
-    """Runs shell commands where the files and a hostfile are.
+    """Runs shell commands where the files and a hostfile are; MPI's names lead to `mpiexec`.
 
     Returns the hosts' names, the lines on stdout and what is on stderr. The hosts have the names
     in the commands, if there are any. All must end well, within BOUND_S.
@@ -74,13 +76,16 @@ def run_over_hosts(
         (directory / "hostfile").write_text("".join(f"{host.address}\n" for host in hosts))
         (directory / ".local").symlink_to(torch_ccl.cwd)  # where a document may have installed us
         write_ssh(directory / "ssh", hosts)
-        write_mpiexec(directory / "bin/mpiexec")
+        write_launchers(directory / "bin", mpiexec)
         environment = clean_environment(
             HOME=name,
             PATH=f"{directory}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
             PYTHONPATH=str(SCRIPTS),
+            CONDA_PREFIX=sys.prefix,
             HYDRA_LAUNCHER="ssh",
             HYDRA_LAUNCHER_EXEC=str(directory / "ssh"),
+            I_MPI_HYDRA_BOOTSTRAP="ssh",
+            I_MPI_HYDRA_BOOTSTRAP_EXEC=str(directory / "ssh"),
         )
         process = hosts[0].start(
             ["bash", "-ec", f"cd {name}\n{commands}"],

@@ -1,68 +1,193 @@
-"""make compat DOCS=<directory>: the scripts of the documents there, run on two ranks in every way,
-and over virtual hosts by the commands of the documents.
+"""make compat DOCS=<directory>: the documents' scripts and command lines, as they stand there.
 
-Nothing of the documents is kept: scripts are cut out of them when this runs. documents.py says
-which, what is changed in them and what they must print.
+Nothing of the documents is kept: what runs is cut out of them when this runs. documents.py says
+what is changed; here stands what there is, how it is started, and what it must print.
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import checks
+import composed
+import torch
 from documents import (
     EDITS,
-    HOSTS_LINES,
-    SCRIPTS,
-    HostsLine,
-    Script,
+    EXAMPLE_LINE,
+    NO_PRELOAD,
+    ONE_HOST,
+    PROFILING_LINE,
+    SPAWN,
+    TWO_HOSTS,
+    Source,
     commands,
     cut,
-    cut_hosts_line,
-    fixed_port,
 )
-from launching import WAYS, run_script
+from launching import (
+    BOUND_S,
+    INTEL_MPI,
+    MPICH,
+    WAYS,
+    Finished,
+    clean_environment,
+    fixed_port,
+    free_port,
+    run_script,
+)
 from over_hosts import run_over_hosts
+
+# ---- scripts, which run in every way
+
+
+class Script(NamedTuple):
+    name: str
+    text: Callable[[Path], str]  # of the directory of the documents
+    check: Callable[[list[Finished]], None]
+
+
+def script(name: str, source: Source, check: Callable[[list[Finished]], None]) -> Script:
+    return Script(name, partial(cut, name, source), check)
+
+
+DEMO = Source("000", ("DDP(", ".step()"))
+EXAMPLE = Source("001", title="example.py")
+PROFILING = Source("001", title="profiling.py")
+SCRIPTS = (
+    script("demo.py", DEMO, checks.say_nothing),
+    script("example.py", EXAMPLE, checks.say_place),
+    script("profiling.py", PROFILING, checks.say_place_and_profile),
+    Script("training.py", composed.training, checks.say_same_weights),
+)
+
+
+def run_scripts(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    for script in SCRIPTS:
+        if only not in script.name:
+            continue
+        text = script.text(docs)
+        for way in WAYS:
+            yield script.name, way, partial(run_in_way, script, text, way)
+
+
+def run_in_way(script: Script, text: str, way: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / script.name
+        path.write_text(text)
+        script.check(run_script(WAYS[way], path, port=fixed_port(text)))
+
+
+# ---- command lines, which run where their files are, on virtual hosts
+
+
+class Line(NamedTuple):
+    name: str
+    source: Source
+    hosts: int
+    script: str  # the name in the command
+    script_source: Source
+    check: Callable[[list[str], str, list[str]], None]  # lines of output, the block, hosts' names
+    ending: str = ""  # what the script must do on top
+
+
+MEMORY = "import memory_growth\nmemory_growth.show(model)\n"
+ON_ONE_HOST = Source("000", ("-np 2", "ut_memory.py"))
+ON_TWO_HOSTS = Source("000", ("-f hostfile", "ut_memory.py"))
+LINES = (
+    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.says_growth, MEMORY),
+    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.says_growth, MEMORY),
+    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, checks.says_growth, MEMORY),
+    Line(
+        EXAMPLE_LINE,
+        Source("001", ("mpirun", "example.py")),
+        1,
+        "example.py",
+        EXAMPLE,
+        checks.say_places,
+    ),
+    Line(
+        PROFILING_LINE,
+        Source("001", ("mpirun", "profiling.py")),
+        1,
+        "profiling.py",
+        PROFILING,
+        checks.say_profiles,
+    ),
+    Line(
+        "mpiexec of ptdist.py",
+        Source("003", ("-hosts", "ptdist.py")),
+        2,
+        "ptdist.py",
+        Source("003", ("'ptdist.py'",)),
+        checks.says_same,
+    ),
+)
+MPIS = {"MPICH": MPICH, "Intel MPI": INTEL_MPI}
+
+
+def run_lines(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    for line in LINES:
+        if only not in line.name:
+            continue
+        block = cut(line.name, line.source, docs)
+        text = cut(line.script, line.script_source, docs) + line.ending
+        for mpi in MPIS:
+            yield line.name, mpi, partial(run_line, line, block, text, MPIS[mpi])
+
+
+def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
+    files = {line.script: text}
+    hosts, out, _ = run_over_hosts(line.hosts, commands(block), files, mpiexec)
+    line.check(out, block, hosts)
+
+
+# ---- a program that starts its ranks itself
+
+URLS = ("env://", "tcp://127.0.0.1:{port}", "file://{directory}/store")
+
+
+def run_spawning(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    if only in SPAWN:
+        text = composed.spawning(docs)
+        for url in URLS:
+            yield SPAWN, url.partition("//")[0] + "//", partial(spawn, text, url)
+
+
+def spawn(text: str, url: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path, checkpoint, port = (
+            Path(directory) / "spawning.py",
+            f"{directory}/model.pt",
+            free_port(),
+        )
+        path.write_text(text)
+        words = [sys.executable, path, url.format(port=port, directory=directory), checkpoint]
+        environment = clean_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        out = subprocess.check_output(words, env=environment, text=True, timeout=BOUND_S)
+        checks.have_seen_all_samples(out.splitlines(), torch.load(checkpoint))
+
+
+# ---- all of them
 
 
 def print_edits(name: str) -> None:
     for edit in EDITS:
-        if edit.script == name:
+        if edit.name == name:
             print(f"    {edit.old!r} becomes {edit.new!r}: {edit.reason}")
 
 
-def passes(script: Script, way: str, text: str) -> bool:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / script.name
-        path.write_text(text)
-        try:
-            for rank in run_script(way, path, port=fixed_port(text)):
-                script.check(rank)
-        except Exception:
-            traceback.print_exc(file=sys.stdout)
-            return False
-    return True
-
-
-def passes_over_hosts(line: HostsLine, block: str, text: str) -> bool:
+def passes(run: Callable[[], None]) -> bool:
     try:
-        hosts, out, _ = run_over_hosts(line.hosts, commands(block), {line.script: text})
-        line.check(out, block, hosts)
+        run()
     except Exception:
         traceback.print_exc(file=sys.stdout)
         return False
     return True
-
-
-class Report:
-    def __init__(self) -> None:
-        self.passed = self.failed = 0
-
-    def add(self, way: str, passed: bool) -> None:
-        self.passed += passed
-        self.failed += not passed
-        print(f"    {way:<20}{'passed' if passed else 'FAILED'}", flush=True)
 
 
 def main() -> int:
@@ -70,26 +195,20 @@ def main() -> int:
     parser.add_argument("docs", type=Path, help="the directory that holds the documents")
     parser.add_argument("--only", default="", help="scripts whose name has this in it")
     given = parser.parse_args()
-    report = Report()
+    results, last = [], ""
     try:
-        for script in SCRIPTS:
-            if given.only in script.name:
-                print(f"{script.name} of document {script.document}", flush=True)
-                print_edits(script.name)
-                text = cut(script, given.docs)
-                for way in WAYS:
-                    report.add(way, passes(script, way, text))
-        for line in HOSTS_LINES:
-            if given.only in line.name:
-                print(f"{line.name} of document {line.document}", flush=True)
-                print_edits(line.name)
-                print_edits(line.script)
-                block, text = cut_hosts_line(line, given.docs)
-                report.add(f"{line.hosts} virtual hosts", passes_over_hosts(line, block, text))
+        for kind in (run_scripts, run_lines, run_spawning):
+            for name, way, run in kind(given.docs, given.only):
+                if name != last:
+                    print(name)
+                    print_edits(name)
+                    last = name
+                results.append(passes(run))
+                print(f"    {way:<20}{'passed' if results[-1] else 'FAILED'}", flush=True)
     except AssertionError as error:
         parser.error(str(error))
-    print(f"{report.passed} passed, {report.failed} failed")
-    return report.failed != 0
+    print(f"{results.count(True)} passed, {results.count(False)} failed")
+    return not all(results) or not results
 
 
 if __name__ == "__main__":

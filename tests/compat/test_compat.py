@@ -1,48 +1,52 @@
 """Scripts that make the calls of the documents' scripts, started in the same ways."""
 
+import itertools
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import profile_table
 import pytest
-from documents import (
-    Edit,
-    Script,
-    blocks,
-    commands,
-    edited,
-    find,
+import torch
+from checks import says_growth, says_same
+from documents import Edit, Source, blocks, commands, edited, find
+from launching import (
+    BOUND_S,
+    WAYS,
+    Finished,
+    clean_environment,
     fixed_port,
-    only_one,
-    says_growth,
-    says_nothing,
-    says_same,
+    free_port,
+    run_script,
 )
-from launching import WAYS, free_port, run_script
 from over_hosts import run_over_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_place(way):
-    port = free_port()
-    for rank, out, err in run_script(way, SCRIPTS / "place.py", str(port), port=port):
+# ---- every script by every launcher
+
+
+def says_place(ranks: list[Finished], directory: Path) -> None:
+    for rank, out, err in ranks:
         place, gradient = out.splitlines()
         assert place == f"{rank} of 2, locally {rank}"
         assert gradient == str([[0.5] * 3] * 2)  # the mean of the inputs 0 and 1
         assert not err, err
 
 
-def test_training():
-    (losses, weights), (other_losses, other_weights) = (
-        rank.out.splitlines() for rank in run_script("torchrun", SCRIPTS / "train.py")
-    )
+def has_trained(ranks: list[Finished], directory: Path) -> None:
+    (losses, weights), (other_losses, other_weights) = (rank.out.splitlines() for rank in ranks)
     assert weights == other_weights and weights.startswith("weights [[")
     assert losses != other_losses, "the ranks had the same data"
 
 
-def test_profile():
-    for _, out, err in run_script("by hand", SCRIPTS / "profile_sums.py"):
+def shows_profile(ranks: list[Finished], directory: Path) -> None:
+    for _, out, err in ranks:
         assert profile_table.rows(out, "pg::") == [
             ("pg::allreduce", 3, "[[2]]"),
             ("pg::allreduce", 7, "[[3, 5]]"),
@@ -53,6 +57,88 @@ def test_profile():
         assert heads <= set(profile_table.columns(out)) and "Self CPU time total: " in out
         assert not profile_table.without_log(err), err
 
+
+def has_exchanged(ranks: list[Finished], directory: Path) -> None:
+    assert [rank.out for rank in ranks] == [f"rank {r} has [3.0, -4.5]\n" for r in range(2)]
+
+
+def has_shared_gradients(ranks: list[Finished], directory: Path) -> None:
+    outs = {rank.out for rank in ranks}
+    assert len(outs) == 1, outs
+    before, after = outs.pop().splitlines()
+    assert before.startswith("before ") and after.startswith("after ")
+    assert before.split()[1] != after.split()[1], "nothing was learnt"
+
+
+def has_seen_all_samples(lines: list[str], directory: Path) -> None:
+    epochs, weights = defaultdict(list), set()
+    for line in sorted(lines):
+        words, _, values = line.partition(": ")
+        if "epoch" in words:
+            epochs[words.split()[-1]].append(json.loads(values))
+        else:
+            weights.add(values)
+    assert set(epochs) == {"0", "1"} and len(weights) == 1, lines
+    for shares in epochs.values():
+        assert len(shares) == 2 and sorted(shares[0] + shares[1]) == list(range(24)), shares
+    assert epochs["0"] != epochs["1"], "set_epoch did not shuffle anew"
+    saved = torch.load(directory / "epoch1.pt")
+    assert [p.flatten().tolist() for p in saved.values()] == json.loads(weights.pop())
+
+
+def has_run_epochs(ranks: list[Finished], directory: Path) -> None:
+    has_seen_all_samples([line for rank in ranks for line in rank.out.splitlines()], directory)
+
+
+class Row(NamedTuple):
+    script: str
+    check: Callable[[list[Finished], Path], None]
+    arguments: tuple[str, ...] = ()  # {port} is free, {directory} is empty
+
+
+ROWS = {
+    "place": Row("place.py", says_place, ("{port}",)),
+    "train": Row("train.py", has_trained),
+    "profile": Row("profile_sums.py", shows_profile),
+    "send and recv": Row("exchange.py", has_exchanged),
+    "gradients by hand": Row("gradients.py", has_shared_gradients),
+    "epochs, env://": Row("epochs.py", has_run_epochs, ("{directory}",)),
+    "epochs, tcp://": Row(
+        "epochs.py", has_run_epochs, ("{directory}", "--dist-url", "tcp://127.0.0.1:{port}")
+    ),
+    "epochs, file://": Row(
+        "epochs.py", has_run_epochs, ("{directory}", "--dist-url", "file://{directory}/store")
+    ),
+}
+#: The others take part in `make test-all`.
+QUICK = {("torchrun", "train"), ("by hand", "profile"), ("MPICH", "place"), ("Open MPI", "place")}
+
+
+def pairs():
+    for way, row in itertools.product(WAYS, ROWS):
+        marks = [] if (way, row) in QUICK else [pytest.mark.slow]
+        yield pytest.param(way, row, marks=marks)
+
+
+@pytest.mark.parametrize(("launcher", "script"), list(pairs()))
+def test_script(launcher, script, tmp_path, launch_table):
+    launch_table(launcher, script)
+    row, port = ROWS[script], free_port()
+    arguments = [word.format(port=port, directory=tmp_path) for word in row.arguments]
+    ranks = run_script(WAYS[launcher], SCRIPTS / row.script, *arguments, port=port)
+    row.check(ranks, tmp_path)
+
+
+@pytest.mark.slow
+def test_spawn(tmp_path, launch_table):
+    launch_table("mp.spawn", "epochs, tcp://")
+    url = ["--dist-url", f"tcp://127.0.0.1:{free_port()}"]
+    words = [sys.executable, SCRIPTS / "epochs.py", tmp_path, *url, "--spawn", "2"]
+    out = subprocess.check_output(words, env=clean_environment(), text=True, timeout=BOUND_S)
+    has_seen_all_samples(out.splitlines(), tmp_path)
+
+
+# ---- lines that name hosts
 
 WHERE = {"where.py": (SCRIPTS / "where.py").read_text()}
 
@@ -107,12 +193,12 @@ Then there is this one:
 def test_cutting():
     found = blocks(DOCUMENT)
     assert [block.kind for block in found] == ["python", "bash", "python"]
-    assert find(Script("", "a", says_nothing, title="first.py"), found) is found[0]
-    second = find(Script("", "b", says_nothing, calls=("os.environ",)), found)
+    assert find(Source("", title="first.py"), found) is found[0]
+    second = find(Source("", ("os.environ",)), found)
     assert second is found[2] and second.text.splitlines()[:2] == ["import os", "if os.environ:"]
     assert fixed_port(second.text) == 1234 and fixed_port(found[0].text) is None
     with pytest.raises(AssertionError, match="2 blocks"):
-        find(Script("", "c", says_nothing, calls=("print",)), found)
+        find(Source("", ("print",)), found)
 
 
 def test_edits():
@@ -143,12 +229,12 @@ two
 
 def test_commands():
     found = blocks(LINES)
-    shown = only_one("a.py", found, None, ("-hosts", "a.py")).text
+    shown = find(Source("", ("-hosts", "a.py")), found).text
     assert commands(shown) == "mpiexec -n 2 -ppn 1 -hosts left,right python a.py\n"
     says_same(["two", "one"], shown, ["left", "right"])
     with pytest.raises(AssertionError):
         says_same(["one"], shown, ["left", "right"])
-    block = only_one("b.py", found, "bash", ("-np",)).text
+    block = find(Source("", ("-np",)), found).text
     assert commands(block) == block and block.startswith("export X=1\nmpiexec")
 
 

@@ -1,0 +1,133 @@
+"""The key-value space of a job whose launcher speaks PMIx (Open MPI, `srun --mpi=pmix`).
+
+    keys = KeySpace.of(os.environ)
+
+PMIx is spoken by a library, libpmix, which comes with the launcher. Its rules, tried with Open MPI
+4.1: a process that has initialised it and ends without finalising it is a crash, for which the
+launcher ends all others; it counts how often it was initialised, so MPI may do so before and after.
+"""
+
+import atexit
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from torch_ccl.loaded_libraries import loaded_libraries
+
+NAME = "libpmix.so.2"
+
+# Of pmix_common.h:
+SUCCESS = 0
+STRING = 3
+GLOBAL = 3
+
+
+class PmixError(RuntimeError):
+    pass
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (("namespace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
+
+
+class _Data(ctypes.Union):
+    # The largest member is a type, which differs between versions, and a text of two pointers.
+    _fields_ = (("text", ctypes.c_char_p), ("room", ctypes.c_uint64 * 8))
+
+
+class _Value(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_uint16), ("data", _Data))
+
+
+def _candidates() -> Iterator[str]:
+    """MPI must find the same library in this process: its own, the launcher's, or the system's."""
+    yield from (path for path in loaded_libraries() if Path(path).name.startswith(NAME))
+    try:
+        prefix = Path(f"/proc/{os.getppid()}/exe").resolve().parents[1]
+    except (OSError, IndexError):
+        prefix = Path("/")
+    yield from (str(prefix / directory / NAME) for directory in ("lib", "lib/openmpi"))
+    yield NAME
+
+
+def _load() -> ctypes.CDLL | None:
+    for path in _candidates():
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    return None
+
+
+class KeySpace:
+    """Texts that one process of the job publishes and the others read."""
+
+    _ours: "KeySpace | None" = None
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+        self._me = _Process()
+        self._pid = os.getpid()
+        self._call("PMIx_Init", ctypes.byref(self._me), None, ctypes.c_size_t(0))
+        atexit.register(self._finalize)
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "KeySpace | None":
+        """None if the launcher offers none, or its library is not to be found."""
+        offered = "PMIX_NAMESPACE" in environment and "PMIX_RANK" in environment
+        if cls._ours is None and offered and (library := _load()):
+            cls._ours = cls(library)
+        return cls._ours
+
+    def publish(self, key: str, text: str, timeout_s: float) -> None:
+        """Rank 0 says something. Does not wait for the others."""
+        value = _Value(STRING, _Data(text=text.encode()))
+        self._call("PMIx_Put", ctypes.c_uint8(GLOBAL), key.encode(), ctypes.byref(value))
+        self._call("PMIx_Commit")
+
+    def read(self, key: str, timeout_s: float) -> str:
+        """What rank 0 says. Raises TimeoutError if it does not say it in time."""
+        found: list[str | PmixError] = []
+        # PMIx_Get waits without end for a process that has not come yet.
+        reader = threading.Thread(target=lambda: found.append(self._get(key)), daemon=True)
+        reader.start()
+        reader.join(timeout_s)
+        if not found:
+            atexit.unregister(self._finalize)  # it would wait for the reader
+            raise TimeoutError
+        if isinstance(found[0], PmixError):
+            raise found[0]
+        return found[0]
+
+    def _get(self, key: str) -> str | PmixError:
+        first = _Process(self._me.namespace, 0)
+        value = ctypes.POINTER(_Value)()
+        try:
+            self._call(
+                "PMIx_Get",
+                ctypes.byref(first),
+                key.encode(),
+                None,
+                ctypes.c_size_t(0),
+                ctypes.byref(value),
+            )
+        except PmixError as error:
+            return error
+        if value.contents.type != STRING:
+            return PmixError(f"{key} is no text")
+        return value.contents.data.text.decode()
+
+    def _call(self, function: str, *arguments) -> None:
+        if os.getpid() != self._pid:
+            raise PmixError("a forked child cannot speak to the launcher of its parent")
+        status = getattr(self._library, function)(*arguments)
+        if status != SUCCESS:
+            text = self._library.PMIx_Error_string
+            text.restype = ctypes.c_char_p
+            raise PmixError(f"{function} says {text(status).decode()}")
+
+    def _finalize(self) -> None:
+        if os.getpid() == self._pid:
+            self._call("PMIx_Finalize", None, ctypes.c_size_t(0))

@@ -1,0 +1,100 @@
+"""What the documents' scripts must have printed."""
+
+import json
+import re
+
+import profile_table
+from launching import HYDRA_LABEL, SIZE, Finished, split_by_label
+
+PROMPT = re.compile(r"(\S+@\S+)?\$ ")
+
+
+# ---- what each rank must have printed
+
+
+def say_nothing(ranks: list[Finished]) -> None:
+    for rank in ranks:
+        assert not rank.out, rank.out
+        assert not rank.err, rank.err
+
+
+def is_place(line: str, rank: Finished) -> bool:
+    """A line with two numbers: the rank, then the size."""
+    return re.findall(r"\d+", line) == [str(rank.rank), str(SIZE)]
+
+
+def say_place(ranks: list[Finished]) -> None:
+    for rank in ranks:
+        lines = rank.out.splitlines()
+        assert len(lines) == 1 and is_place(lines[0], rank), rank.out
+        assert not rank.err, rank.err
+
+
+def say_place_and_profile(ranks: list[Finished]) -> None:
+    for rank in ranks:
+        says_place_and_profile(rank)
+
+
+def says_place_and_profile(rank: Finished) -> None:
+    place, table = rank.out.split("\n", 1)
+    assert is_place(place, rank), rank.out
+    assert profile_table.rows(table, "pg::") == [
+        profile_table.Row("pg::allreduce", 10, "[[2, 2]]"),
+        profile_table.Row("pg::allreduce", 10, "[[4, 4]]"),
+        profile_table.Row("pg::wait::allreduce::sz:16", 10, "[]"),
+        profile_table.Row("pg::wait::allreduce::sz:4", 10, "[]"),
+    ], table
+    heads = {"Name", "CPU total %", "CPU total", "CPU time avg", "Input Shapes"}
+    assert heads <= set(profile_table.columns(table)), table
+    assert "Self CPU time total: " in table
+    assert not profile_table.without_log(rank.err), rank.err
+
+
+def say_same_weights(ranks: list[Finished]) -> None:
+    said = {rank.out for rank in ranks}
+    assert len(said) == 1 and said.pop().startswith("weights [["), ranks
+
+
+# ---- what the ranks of a command line must have printed, together
+
+
+def say_places(lines: list[str], block: str, hosts: list[str]) -> None:
+    found = sorted(re.findall(r"\d+", line) for line in lines)
+    assert found == [[str(rank), str(SIZE)] for rank in range(SIZE)], lines
+
+
+def say_profiles(lines: list[str], block: str, hosts: list[str]) -> None:
+    said = split_by_label("\n".join(lines), HYDRA_LABEL)
+    say_place_and_profile([Finished(rank, said[str(rank)], "") for rank in range(SIZE)])
+
+
+def says_same(lines: list[str], block: str, hosts: list[str]) -> None:
+    """What the document shows below the command, in any order."""
+    shown = [line for line in block.splitlines() if line and not PROMPT.match(line)]
+    assert sorted(lines) == sorted(shown), lines
+
+
+def says_growth(lines: list[str], block: str, hosts: list[str]) -> None:
+    """Every rank says once, behind its label, that it is where it should be and has not grown."""
+    size = int(re.search(r"-np? (\d+)", block)[1])
+    each = int(re.search(r"-ppn (\d+)", block)[1])
+    found = sorted(LABELLED_GROWTH.fullmatch(line).groups() for line in lines)
+    expected = [(str(rank), str(rank), str(size), hosts[rank // each]) for rank in range(size)]
+    assert [place for *place, _ in found] == [list(place) for place in expected], lines
+    assert all(int(kib) <= GROWTH_KIB for *_, kib in found), lines
+
+
+def have_seen_all_samples(lines: list[str], checkpoint: dict) -> None:
+    """Of each of two epochs, once, in different orders; the last one is kept."""
+    found = sorted(EPOCH.fullmatch(line).groups() for line in lines)
+    assert [(rank, epoch) for rank, epoch, _ in found] == [(r, e) for r in "01" for e in "01"]
+    samples = [json.loads(samples) for *_, samples in found]
+    for epoch in range(2):
+        assert sorted(samples[epoch] + samples[epoch + 2]) == list(range(16)), lines
+    assert samples[0] != samples[1], "set_epoch did not shuffle anew"
+    assert set(checkpoint) == {"module.weight", "module.bias"}, checkpoint
+
+
+EPOCH = re.compile(r"rank (\d+) epoch (\d+): (.*)")
+GROWTH_KIB = 256  # in 1000 steps
+LABELLED_GROWTH = re.compile(r"\[(\d+)\] rank (\d+) of (\d+) on (\S+) has grown by (-?\d+) KiB")

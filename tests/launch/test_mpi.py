@@ -1,0 +1,168 @@
+"""Ranks started by MPICH, Intel MPI and Open MPI that say nothing but init_process_group("ccl")."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "compat"))
+from launching import INTEL_MPI, MPICH, OPEN_MPI, OPEN_MPI_OPTIONS, clean_environment
+
+BOUND_S = 90
+
+
+class Mpi(NamedTuple):
+    words: tuple[str, ...]
+    name: str  # by which get_dist_env() calls the launcher
+    library: Path  # for mpi4py, which looks for libmpi.so.12 or, by Open MPI's interface, .40
+    interface: str
+
+
+LIBRARIES = Path("/usr/lib") / sys.implementation._multiarch
+INTEL_LIBRARY = Path(INTEL_MPI).parents[1] / "lib/libmpi.so.12"
+MPIS = {
+    "MPICH": Mpi((MPICH,), "hydra", LIBRARIES / "libmpich.so.12", "mpich"),
+    "Intel MPI": Mpi((INTEL_MPI,), "hydra", INTEL_LIBRARY, "impi"),
+    "Open MPI": Mpi(
+        (OPEN_MPI, *OPEN_MPI_OPTIONS), "Open MPI", LIBRARIES / "libmpi.so.40", "openmpi"
+    ),
+}
+
+
+@pytest.fixture(params=MPIS)
+def mpi(request) -> Mpi:
+    return MPIS[request.param]
+
+
+def start(mpi: Mpi, ranks: int, script: str, **environment: str) -> subprocess.Popen:
+    words = [*mpi.words, "-n", str(ranks), sys.executable, "-c", SAY + script]
+    return subprocess.Popen(
+        words,
+        env=clean_environment(**environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def output_of(process: subprocess.Popen) -> list[str]:
+    try:
+        out, _ = process.communicate(timeout=BOUND_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    return sorted(out.splitlines())
+
+
+SAY = """
+import sys
+
+def say(line):  # in one piece, so that ranks do not mix theirs
+    sys.stdout.write(line + "\\n")
+    sys.stdout.flush()
+"""
+ADD_UP = """
+import torch, torch_ccl, torch.distributed as dist
+dist.init_process_group("ccl")
+x = torch.ones(1)
+dist.all_reduce(x)
+place = torch_ccl.get_dist_env()
+say(f"{place.rank} of {place.world_size} by {place.launcher}: {x.item():g}")
+"""
+DESTROY = "dist.destroy_process_group()\n"
+
+
+def expected(mpi: Mpi, ranks: int, groups: int = 1) -> list[str]:
+    lines = [f"{rank} of {ranks} by {mpi.name}: {ranks}" for rank in range(ranks)]
+    return sorted(lines * groups)
+
+
+def test_nothing_else_is_set(mpi):
+    assert output_of(start(mpi, 3, ADD_UP + DESTROY)) == expected(mpi, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["", "sys.exit(0)\n"])
+def test_groups_that_nobody_destroys(mpi, ending):
+    assert output_of(start(mpi, 2, ADD_UP + ending)) == expected(mpi, 2)
+
+
+@pytest.mark.slow
+def test_two_jobs_at_once_do_not_meet(mpi):
+    jobs = [start(mpi, 2, ADD_UP + DESTROY) for _ in range(2)]
+    for job in jobs:
+        assert output_of(job) == expected(mpi, 2)
+
+
+@pytest.mark.slow
+def test_a_second_group_after_the_first(mpi):
+    again = ADD_UP + DESTROY
+    assert output_of(start(mpi, 2, again + again)) == expected(mpi, 2, groups=2)
+
+
+LEAVES_EARLY = """
+import time
+{add_up}
+dist.destroy_process_group()
+if place.rank == 1:
+    sys.exit(0)
+time.sleep(2)
+say("still here")
+"""
+
+
+def test_a_rank_that_ends_early_ends_nobody_else(mpi):
+    lines = output_of(start(mpi, 3, LEAVES_EARLY.format(add_up=ADD_UP)))
+    assert lines.count("still here") == 2
+
+
+WORKERS = """
+{add_up}
+loader = torch.utils.data.DataLoader(
+    list(range(64)), num_workers=2, persistent_workers=True, multiprocessing_context="fork"
+)
+batches = iter(loader)
+next(batches)
+say("with workers")
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_a_data_loader_are_alive_at_the_end(mpi):
+    assert output_of(start(mpi, 2, WORKERS.format(add_up=ADD_UP))).count("with workers") == 2
+
+
+# ---- MPI in the same process
+
+MPI_ADDS_UP = """
+from mpi4py import MPI
+say(f"MPI: {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.allreduce(1)}")
+"""
+ORDERS = {
+    "before": MPI_ADDS_UP + ADD_UP,
+    "after": ADD_UP + MPI_ADDS_UP,
+    "between": ADD_UP + DESTROY + MPI_ADDS_UP + ADD_UP + DESTROY,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_mpi4py(mpi, order, tmp_path):
+    """MPI comes before the group, after it, or between two."""
+    # Debian calls MPICH's by another name, which is not the one that all of its kind have.
+    (tmp_path / "libmpi.so.12").symlink_to(mpi.library)
+    libraries = f"{tmp_path}:{mpi.library.parent}"
+    said = [f"MPI: {rank} of 2" for rank in range(2)]
+    groups = ORDERS[order].count(ADD_UP)
+    job = start(
+        mpi,
+        2,
+        ORDERS[order],
+        MPI4PY_MPIABI=mpi.interface,
+        LD_LIBRARY_PATH=libraries,
+        I_MPI_FABRICS="shm",
+    )
+    assert output_of(job) == sorted(expected(mpi, 2, groups) + said)

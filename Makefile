@@ -2,19 +2,21 @@
 # ARGS is passed on:  make test ARGS="-k barrier"      PYTHON chooses the interpreter:  make build PYTHON=python3.12
 
 PYTHON ?= python3
+DIST ?= dist
 VENV_PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 # Directories are in the list too: their times change when a file is added or removed.
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup setup-tests build native demo test test-all lint sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help setup setup-tests build wheel native demo test test-all lint sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
 	@echo "make test       build and test (under 15 minutes on 2 cores)"
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make build      .venv with the package installed"
+	@echo "make wheel      torch_ccl and oneccl_bind_pt as wheels in dist/"
 	@echo "make lint       clang-format, clang-tidy, ruff"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
@@ -36,6 +38,11 @@ setup-tests: setup
 	@touch $@
 
 build: .venv/.package
+
+# Shares build/package with `build`, so each finds compiled what the other has compiled.
+wheel: setup
+	@echo "building wheels in $(DIST)"
+	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" . ./packaging/oneccl_bind_pt
 
 # The C++ library and its tests, without torch.
 native: setup
@@ -76,4 +83,4 @@ compat: build setup-tests
 	$(VENV_PYTHON) tests/compat/run.py $(DOCS) $(ARGS)
 
 clean:
-	rm -rf build .pytest_cache .ruff_cache .venv/.package
+	rm -rf build dist .pytest_cache .ruff_cache .venv/.package

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet, if nobody has said it, or what was said cannot be.
+"""Where the ranks of a job meet, if nobody has said it.
 
 torch asks for MASTER_ADDR and MASTER_PORT. Under MPI or Slurm nobody sets them; there the ranks
 agree through the launcher:
@@ -9,9 +9,6 @@ agree through the launcher:
                                                         follows from job and step
     one host, any launcher                              loopback, and a port that follows from
                                                         the job
-
-And ranks on several hosts that are told to meet at a loopback address never would, for each waits
-for a store on its own host, half an hour, inside torch: they are told so.
 """
 
 import importlib
@@ -26,10 +23,8 @@ from itertools import count
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from torch_ccl import launchers, pmi, pmix
+from torch_ccl import launchers, pmi, pmix, said_point
 
-#: How long rank 0 may take to come, if it is on this host after all.
-PATIENCE_S = 8.0
 #: Ports that follow from a job: below those that the kernel gives to whoever asks for any.
 PORTS = range(18000, 30000)
 
@@ -37,44 +32,6 @@ PORTS = range(18000, 30000)
 JOB_NAMES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 
 LOOPBACK = "127.0.0.1"
-
-
-# ---- a loopback address for several hosts
-
-
-def _are_on_several_hosts(environment: Mapping[str, str]) -> bool:
-    nodes = environment.get("SLURM_STEP_NUM_NODES", "")
-    place = launchers.find(environment)
-    if place is not None and place.local_size is not None:
-        return place.local_size < place.size
-    return nodes.isdecimal() and int(nodes) > 1
-
-
-def _answers(address: str, port: int) -> bool:
-    try:
-        with socket.create_connection((address, port), timeout=1):
-            return True
-    except OSError:
-        return False
-
-
-def require_reachable(
-    environment: Mapping[str, str], rank: str, patience_s: float = PATIENCE_S
-) -> None:
-    """Rank 0 serves the store and cannot know; the others wait for it, but not for ever."""
-    address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    suspicious = launchers.is_loopback(address) and _are_on_several_hosts(environment)
-    if not suspicious or rank in ("", "0") or not port.isdecimal():
-        return
-    end = time.monotonic() + patience_s
-    while not _answers(address, int(port)):
-        if time.monotonic() > end:
-            raise ValueError(
-                f"MASTER_ADDR={address} means every host itself, but the ranks are on several "
-                f"hosts, and on this one nobody answers at port {port}: "
-                "set it to the name or address of the host of rank 0"
-            )
-        time.sleep(0.1)
 
 
 # ---- agreeing through the launcher's key space
@@ -155,7 +112,7 @@ def _first_that_answers(point: Point, deadline: float) -> str:
         return point.addresses[0]
     while True:
         for address in point.addresses:
-            if _answers(address, point.port):
+            if said_point.answers(address, point.port):
                 return address
         if time.monotonic() > deadline:
             raise TimeoutError(
@@ -247,8 +204,8 @@ def _rendezvous(
     launchers.require_sense(told)
     place = launchers.find(told)
     if place is None or _is_said(environment):
-        require_reachable(environment, told.get("RANK", ""), PATIENCE_S)
-        return by_torch(url, timeout=timeout, **kwargs)
+        said_point.require_sense(environment, told.get("RANK", ""))
+        return said_point.with_clear_errors(environment, by_torch(url, timeout=timeout, **kwargs))
     _forget_agreed(environment)
     keys = _key_space(environment, place)
     if keys is None:

@@ -6,7 +6,11 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/cores.h"
 #include "base/format.h"
@@ -213,12 +217,37 @@ bool is_known(std::string_view name) {
          std::ranges::find(kNotSettings, name) != std::end(kNotSettings);
 }
 
+/// How many letters must be changed, added or left out.
+std::size_t edit_distance(std::string_view from, std::string_view to) {
+  std::vector<std::size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < to.size(); ++j) {
+      const std::size_t changed = diagonal + (from[i] == to[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j + 1] + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+/// The setting that somebody may have meant; empty if none is near.
+std::string_view nearest_name(std::string_view name) {
+  constexpr std::size_t kFar = 4;
+  const auto distance = [&](const SettingRow& row) { return edit_distance(name, row.name); };
+  const SettingRow& nearest = *std::ranges::min_element(kRows, {}, distance);
+  return distance(nearest) < kFar ? nearest.name : std::string_view{};
+}
+
 void warn_about_unknown_names() {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const std::string_view name = text.substr(0, text.find('='));
-    if (name.starts_with("CCL_") && !is_known(name))
-      log_warning(formatted("{} is not a setting of this library and is ignored", name));
+    if (!name.starts_with("CCL_") || is_known(name)) continue;
+    const std::string_view nearest = nearest_name(name);
+    const std::string hint = nearest.empty() ? "" : formatted(": did you mean {}?", nearest);
+    log_warning(formatted("{} is not a setting of this library and is ignored{}", name, hint));
   }
 }
 

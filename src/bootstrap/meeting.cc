@@ -696,6 +696,23 @@ std::string host_name() {
   return name;
 }
 
+namespace {
+
+std::string secret_of_rank_0(Store& store, int rank, Deadline deadline) {
+  try {
+    return store.get(kSecretKey, time_left(deadline));
+  } catch (const Error& error) {
+    if (error.code() != Errc::timeout) throw;
+    throw Error(Errc::timeout,
+                formatted("rank {} has waited in vain for rank 0: it has not come, or has made the "
+                          "group without this process, because another one is rank {} too",
+                          rank, rank),
+                {0});
+  }
+}
+
+}  // namespace
+
 std::string agree_on_secret(Store& store, int rank, const std::string& secret_file,
                             Deadline deadline) {
   store.set(rank_key(rank), formatted("host {}, pid {}", host_name(), ::getpid()));
@@ -704,7 +721,7 @@ std::string agree_on_secret(Store& store, int rank, const std::string& secret_fi
     const std::string fresh = to_hex(random_digest());
     store.set(kSecretKey, fresh + check_of(whole_secret(from_file, fresh)));
   }
-  const std::string stored = store.get(kSecretKey, time_left(deadline));
+  const std::string stored = secret_of_rank_0(store, rank, deadline);
   std::string secret = whole_secret(from_file, stored.substr(0, kSecretDigits));
   if (stored.substr(std::min(stored.size(), kSecretDigits)) != check_of(secret))
     throw Error(Errc::invalid_argument,

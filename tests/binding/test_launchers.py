@@ -5,7 +5,8 @@ import socket
 
 import pytest
 from ranks import run_script
-from torch_ccl import launchers, meeting_point
+from torch.distributed import TCPStore
+from torch_ccl import launchers, meeting_point, said_point
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
@@ -176,22 +177,22 @@ ON_ONE_HOST = [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}, {"SLURM_STEP_NU
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost"])
-def test_several_hosts_cannot_meet_at_a_loopback_address(address):
+def test_several_hosts_cannot_meet_at_a_loopback_address(address, monkeypatch):
+    monkeypatch.setattr(said_point, "PATIENCE_S", 0)
     with socket.create_server((address, 0)) as server:
         used = str(server.getsockname()[1])
     where = {"MASTER_ADDR": address, "MASTER_PORT": used}
     for environment in ON_TWO_HOSTS:
         with pytest.raises(ValueError, match=f"MASTER_ADDR={address} .*several hosts"):
-            meeting_point.require_reachable({**environment, **where}, "1", patience_s=0)
-        meeting_point.require_reachable({**environment, **where, "MASTER_ADDR": "node1"}, "1")
+            said_point.require_sense({**environment, **where}, "1")
+        said_point.require_sense({**environment, **where, "MASTER_ADDR": "node1"}, "1")
         for rank in ("0", ""):  # serves the store, or does not say what it is
-            meeting_point.require_reachable({**environment, **where}, rank)
+            said_point.require_sense({**environment, **where}, rank)
     for environment in ON_ONE_HOST:
-        meeting_point.require_reachable({**environment, **where}, "1")
+        said_point.require_sense({**environment, **where}, "1")
     # two launchers on one machine: somebody serves the store
-    with socket.create_server((address, 0)) as server:
-        where["MASTER_PORT"] = str(server.getsockname()[1])
-        meeting_point.require_reachable({**ON_TWO_HOSTS[0], **where}, "1", patience_s=0)
+    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    said_point.require_sense({**ON_TWO_HOSTS[0], **where, "MASTER_PORT": str(store.port)}, "1")
 
 
 REFUSED = """
@@ -200,7 +201,7 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="9", RANK="1", WORLD_SIZE
 import torch.distributed as dist
 import torch_ccl
 os.environ["LOCAL_WORLD_SIZE"] = "1"
-torch_ccl.meeting_point.PATIENCE_S = 1
+torch_ccl.said_point.PATIENCE_S = 1
 begin = time.monotonic()
 try:
     dist.init_process_group("ccl")
@@ -222,7 +223,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="1", SLURM_STEP_NUM_NODES="2")
 import torch.distributed as dist
 import torch_ccl
-torch_ccl.meeting_point.PATIENCE_S = 1
+torch_ccl.said_point.PATIENCE_S = 1
 dist.init_process_group("ccl", rank=0, world_size=1)
 print("made")
 """

@@ -56,8 +56,8 @@ def script(name: str, source: Source, check: Callable[[list[Finished]], None]) -
 
 
 DEMO = Source("000", ("DDP(", ".step()"))
-EXAMPLE = Source("001", title="example.py")
-PROFILING = Source("001", title="profiling.py")
+EXAMPLE = Source("001", ("import",), "example.py")
+PROFILING = Source("001", ("import",), "profiling.py")
 SCRIPTS = (
     script("demo.py", DEMO, checks.say_nothing),
     script("example.py", EXAMPLE, checks.say_place),

@@ -1,0 +1,322 @@
+"""The wheels and `setup.py install`, in an environment that has torch and nothing of ours."""
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from programs import ROOT, run
+from test_package import shell
+
+sys.path.append(str(Path(__file__).parents[1] / "compat"))
+from launching import clean_environment
+
+pytestmark = pytest.mark.timeout(900)  # the first test builds what `make build` has not built yet
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+OURS = ("torch_ccl", "oneccl_bind")  # beginnings of the names in site-packages
+EXTENSION = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+BOUND_S = 90
+
+# Whoever runs the tests may have said where packages and libraries are: that is not passed on.
+LEADING_ASTRAY = ("PIP_", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "MAKEFLAGS", "VIRTUAL_ENV")
+INHERITED = {
+    **{k: v for k, v in clean_environment().items() if not k.startswith(LEADING_ASTRAY)},
+    "PIP_NO_INDEX": "1",
+    "PIP_CONFIG_FILE": "/dev/null",
+}
+
+
+class Environment(NamedTuple):
+    """A virtual environment of Python."""
+
+    path: Path
+
+    @property
+    def python(self) -> Path:
+        return self.path / "bin/python"
+
+    @property
+    def site_packages(self) -> Path:
+        return next(self.path.glob("lib/python3*/site-packages"))
+
+    def variables(self, **more: str) -> dict[str, str]:
+        """Those of a shell that has activated it."""
+        path = f"{self.path}/bin:{INHERITED['PATH']}"
+        return {**INHERITED, "VIRTUAL_ENV": str(self.path), "PATH": path, **more}
+
+    def shell(self, script: str, *arguments, cwd=None, **variables: str) -> str:
+        """What it printed; it must end well."""
+        return shell(script, *arguments, cwd=cwd or self.path, env=self.variables(**variables))
+
+
+def make_environment(path: Path) -> Environment:
+    """What the running one has installed is there too, except ours, and stays out of pip's reach:
+    pip takes away no package outside of its environment."""
+    venv.create(path, symlinks=True, with_pip=False)
+    others = path / "others"
+    others.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(OURS):
+            (others / entry.name).symlink_to(entry)
+    environment = Environment(path)
+    (environment.site_packages / "others.pth").write_text(f"{others}\n")
+    return environment
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """Tests that install into it leave it as it was."""
+    return make_environment(tmp_path_factory.mktemp("empty") / "venv")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """The directory that `make wheel` fills."""
+    dist = tmp_path_factory.mktemp("dist")
+    shell('make wheel DIST="$1"', dist, cwd=ROOT, env=INHERITED)
+    return dist
+
+
+@pytest.fixture(scope="module")
+def installed(wheels, tmp_path_factory):
+    environment = make_environment(tmp_path_factory.mktemp("installed") / "venv")
+    said = environment.shell(
+        'python -m pip install --no-index --find-links "$1" oneccl_bind_pt', wheels
+    )
+    assert f"oneccl_bind_pt-{VERSION}" in said and f"torch-ccl-{VERSION}" in said, said
+    return environment
+
+
+# ---- the wheels
+
+
+def test_two_wheels(wheels):
+    """Of one version; built by the backend of pyproject.toml, though there is a setup.py."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    platform = sysconfig.get_platform().replace("-", "_")
+    ours = f"torch_ccl-{VERSION}-{python}-{python}-{platform}.whl"
+    alias = f"oneccl_bind_pt-{VERSION}-py3-none-any.whl"
+    assert sorted(path.name for path in wheels.iterdir()) == [alias, ours]
+
+    with zipfile.ZipFile(wheels / ours) as wheel:
+        names = wheel.namelist()
+        assert b"scikit-build-core" in wheel.read(f"torch_ccl-{VERSION}.dist-info/WHEEL")
+        cmake = wheel.read("torch_ccl/lib/cmake/tccl/tcclConfigVersion.cmake").decode()
+        assert f'PACKAGE_VERSION "{VERSION}"' in cmake
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"torch_ccl", "oneccl_bindings_for_pytorch", f"torch_ccl-{VERSION}.dist-info"}
+    libraries = [name for name in names if re.search(r"\.so(\.|$)", name)]
+    assert sorted(libraries) == [f"torch_ccl/{EXTENSION}", "torch_ccl/lib/libtccl.so"]
+
+    with zipfile.ZipFile(wheels / alias) as wheel:
+        metadata = wheel.read(f"oneccl_bind_pt-{VERSION}.dist-info/METADATA").decode()
+        assert all(".dist-info/" in name for name in wheel.namelist())
+    assert f"Requires-Dist: torch-ccl=={VERSION}" in metadata.splitlines()
+
+
+def test_needs_only_torch_and_the_system(installed):
+    """No libfabric, which is loaded when ranks are on several hosts; no MPI, no fmt."""
+    package = installed.site_packages / "torch_ccl"
+    table = installed.shell('readelf -d "$@"', package / EXTENSION, package / "lib/libtccl.so")
+    needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", table))
+    torch = {"libtorch", "libtorch_cpu", "libtorch_python", "libc10"}
+    system = {"libc", "libm", "libpthread", "libdl", "libstdc++", "libgcc_s", "libcrypto"}
+    loader = {name for name in needed if name.startswith("ld-linux")}
+    assert "libtccl" in needed
+    assert needed - torch - system - loader == {"libtccl"}
+
+
+# ---- installed from them
+
+ADD_UP = """
+import sys
+from pathlib import Path
+
+import oneccl_bindings_for_pytorch as torch_ccl
+import torch
+import torch.distributed as dist
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("ccl", init_method=f"file://{store}", rank=rank, world_size=2)
+x = torch.ones(1000)
+dist.all_reduce(x)
+dist.destroy_process_group()
+assert (x == 2).all(), x
+for module in (torch_ccl, sys.modules["torch_ccl"], torch_ccl.ProcessGroupCCL):
+    file = getattr(module, "__file__", None) or sys.modules[module.__module__].__file__
+    assert Path(file).is_relative_to(sys.prefix), file
+sys.stdout.write(f"{torch_ccl.__version__}\\n")
+"""
+
+
+def test_two_ranks(installed, tmp_path):
+    ranks = [
+        subprocess.Popen(
+            [installed.python, "-c", ADD_UP, str(rank), tmp_path / "store"],
+            env=installed.variables(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=BOUND_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert outputs == [f"{VERSION}\n"] * 2
+
+
+def test_command(installed):
+    said = installed.shell("torch-ccl info").splitlines()
+    assert f"installed in {installed.site_packages / 'torch_ccl'}" in said, said
+
+
+SOURCE = (
+    'source $(python -c "import oneccl_bindings_for_pytorch as torch_ccl;print(torch_ccl.cwd)")'
+    "/env/setvars.sh"
+)
+
+
+@pytest.mark.slow
+def test_cpp_program_against_the_wheel(installed, tmp_path):
+    source = shutil.copytree(ROOT / "examples/cpp", tmp_path / "example")
+    build = "cmake -B build; cmake --build build; ldd build/allreduce; echo root: $CCL_ROOT"
+    said = installed.shell(f"{SOURCE}; {build}", cwd=source)
+    package = installed.site_packages / "torch_ccl"
+    assert f"root: {package}" in said.splitlines(), said
+    assert f"libtccl.so => {package}/lib/libtccl.so" in said, said
+
+
+# ---- what must not get in
+
+FOREIGN = """
+#include <unistd.h>
+__attribute__((constructor)) static void loaded() { (void)!write(2, "foreign\\n", 8); }
+extern "C" int ccl_init() { return 1; }
+"""
+SAY_MAPPED = """
+import torch, torch_ccl
+import torch.distributed as dist
+
+dist.init_process_group("ccl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "ccl" in line and ".so" in line}
+print(*sorted(mapped), sep="\\n")
+"""
+
+
+def test_foreign_libraries_stay_out(installed, tmp_path):
+    """Though LD_LIBRARY_PATH leads to them: Intel's library, and ours of another version."""
+    (tmp_path / "foreign.cc").write_text(FOREIGN)
+    build = "g++ -shared -fPIC -o libccl.so.1 foreign.cc; cp libccl.so.1 libtccl.so"
+    installed.shell(build, cwd=tmp_path)
+    by_path = {"LD_LIBRARY_PATH": str(tmp_path)}
+    load = "import ctypes; ctypes.CDLL('libccl.so.1'); ctypes.CDLL('libtccl.so')"
+    assert installed.shell('python -c "$1"', load, **by_path) == "foreign\n" * 2
+
+    package = installed.site_packages / "torch_ccl"
+    said = installed.shell('python -c "$1"', SAY_MAPPED, **by_path).splitlines()
+    assert said == [str(package / EXTENSION), str(package / "lib/libtccl.so")]
+
+
+def pretend_other_torch(environment: Environment, path: Path) -> None:
+    """A directory with the torch that is installed, except that it says another version."""
+    (path / "torch").mkdir()
+    for entry in (environment.path / "others/torch").resolve().iterdir():
+        (path / "torch" / entry.name).symlink_to(entry)
+    version = path / "torch/version.py"
+    text, count = re.subn(r"(?m)^__version__ = .*", "__version__ = '2.12.0'", version.read_text())
+    assert count == 1
+    version.unlink()
+    version.write_text(text)
+
+
+REFUSED = """
+import torch  # runs the hook of our package
+import torch.distributed as dist
+
+assert torch.__version__ == "2.12.0" and "ccl" not in dist.Backend.backend_list
+try:
+    import oneccl_bindings_for_pytorch
+except ImportError as error:
+    print(error)
+assert "torch_ccl" not in open("/proc/self/maps").read()
+"""
+
+
+def test_other_torch_is_refused(installed, tmp_path):
+    """Before anything is loaded that was built against ours; torch alone is not disturbed."""
+    pretend_other_torch(installed, tmp_path)
+    said = installed.shell('python -c "$1"', REFUSED, PYTHONPATH=str(tmp_path))
+    assert said == f"torch-ccl {VERSION} works with torch 2.13, but torch 2.12.0 is installed\n"
+
+
+# ---- other ways to install
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "install",
+    [
+        "python setup.py install",
+        "python -m pip install --no-build-isolation .",
+        'python -m pip install "$1"/*.whl',
+    ],
+)
+def test_comes_and_goes(empty, wheels, install):
+    """It is installed and runs; it is uninstalled and nothing is left."""
+    before = set(empty.site_packages.iterdir())
+    empty.shell(install, wheels, cwd=ROOT)
+    try:
+        said = empty.shell("torch-ccl info")
+        assert f"installed in {empty.site_packages / 'torch_ccl'}" in said.splitlines(), said
+    finally:
+        empty.shell("python -m pip uninstall --yes torch-ccl oneccl_bind_pt")
+    assert set(empty.site_packages.iterdir()) == before
+    assert not (empty.path / "bin/torch-ccl").exists()
+
+
+@pytest.mark.slow
+def test_setup_py_puts_it_where_it_is_told(empty, tmp_path):
+    command = 'python setup.py bdist_wheel install --prefix "$1" -d "$1/dist"'
+    empty.shell(command, tmp_path, cwd=ROOT)
+    assert len(list(tmp_path.glob("dist/torch_ccl-*.whl"))) == 1
+    assert len(list(tmp_path.glob("lib/python3*/site-packages/torch_ccl/_C*.so"))) == 1
+    assert not list(empty.site_packages.glob("torch_ccl*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "answer"),
+    [
+        ("--help", 0, "install      build the package"),
+        ("install --user", 1, "Can not perform a '--user' install"),  # pip's own words
+        ("sdist", 2, "for all else use pip or make: docs/installing.md"),
+        ("install --record files", 2, "for all else use pip or make: docs/installing.md"),
+        ("install torch", 2, "for all else use pip or make: docs/installing.md"),
+    ],
+)
+def test_setup_py_answers(empty, words, status, answer):
+    command = [empty.python, ROOT / "setup.py", *words.split()]
+    result = run(command, cwd=empty.path, env=empty.variables())
+    assert (result.returncode, answer in result.output) == (status, True), result.output
+    if status == 2:
+        assert len(result.output.splitlines()) == 1
+
+
+def test_setup_py_says_what_is_missing(tmp_path):
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    bare = Environment(tmp_path / "venv")
+    result = run([bare.python, ROOT / "setup.py", "install"], env=bare.variables())
+    assert result.returncode == 1 and len(result.output.splitlines()) == 1, result.output
+    assert "has no pip, no torch, no scikit-build-core" in result.output

@@ -19,6 +19,15 @@ def program():
     return find
 
 
+@pytest.fixture(scope="session")
+def slurm():
+    """A Slurm of two nodes, n1 and n2; it takes seconds to come up, so there is one for all."""
+    from slurm import cluster
+
+    with cluster(nodes=2) as started:
+        yield started
+
+
 # ---- skips: on the reference machine every one must have a reason in tests/allowed_skips
 
 

@@ -59,12 +59,12 @@ KeySpace = pmi.KeySpace | pmix.KeySpace
 
 def _key_space(environment: Mapping[str, str], place: launchers.Place) -> KeySpace | None:
     """The launcher's, if it is the launcher who says that this is our place."""
-    if place.is_same(launchers.place_by(launchers.HYDRA, environment)):
-        return pmi.KeySpace.of(environment)
     said_by = (launchers.place_by(row, environment) for row in launchers.LAUNCHERS[1:])
-    if environment.get("PMIX_RANK") == str(place.rank) and any(map(place.is_same, said_by)):
-        return pmix.KeySpace.of(environment)
-    return None
+    if not any(map(place.is_same, said_by)):
+        return None
+    if keys := pmi.KeySpace.of(environment):
+        return keys
+    return pmix.KeySpace.of(environment)
 
 
 def _meet_by_keys(

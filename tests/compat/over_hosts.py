@@ -1,8 +1,8 @@
 """Runs commands that start ranks over several hosts, on the first of several virtual hosts.
 
-Hydra starts its processes on other hosts by ssh; here a script stands for it that enters the host,
+MPI starts its processes on other hosts by ssh; here a script stands for it that enters the host,
 with as little of the environment as a login would bring. The command line stays as it is, and
-nothing says where the ranks meet: they agree on that through hydra.
+nothing says where the ranks meet: they agree on that through the launcher.
 """
 
 import os
@@ -54,7 +54,7 @@ def write_launchers(directory: Path, mpiexec: str) -> None:
 
 
 def named_hosts(commands: str) -> list[str] | None:
-    match = re.search(r"-hosts (\S+)", commands)
+    match = re.search(r"-hosts (\S+)", commands)  # Open MPI's option has another name
     return match[1].split(",") if match else None
 
 
@@ -84,6 +84,10 @@ def run_over_hosts(
             CONDA_PREFIX=sys.prefix,
             HYDRA_LAUNCHER="ssh",
             HYDRA_LAUNCHER_EXEC=str(directory / "ssh"),
+            OMPI_MCA_plm_rsh_agent=str(directory / "ssh"),
+            OMPI_MCA_rmaps_base_oversubscribe="1",
+            OMPI_ALLOW_RUN_AS_ROOT="1",
+            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
             I_MPI_HYDRA_BOOTSTRAP="ssh",
             I_MPI_HYDRA_BOOTSTRAP_EXEC=str(directory / "ssh"),
         )

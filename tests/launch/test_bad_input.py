@@ -4,11 +4,8 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "compat"))
 from launching import clean_environment, ended, free_port
 
 BOUND_S = 60

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "compat"))
 from launching import INTEL_MPI, MPICH, OPEN_MPI, OPEN_MPI_OPTIONS, clean_environment
 
 BOUND_S = 90

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from launching import clean_environment
 from programs import ROOT, run
 from test_package import shell
-
-sys.path.append(str(Path(__file__).parents[1] / "compat"))
-from launching import clean_environment
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds what `make build` has not built yet
 

@@ -138,6 +138,7 @@ SLURM_LABEL = re.compile(r"(\d+): ?(.*)")
 MPICH = "mpiexec.hydra"
 INTEL_MPI = str(Path(sys.prefix) / "intel-mpi/bin/mpiexec.hydra")
 OPEN_MPI = "mpirun.openmpi"
+TORCH_CCL = str(Path(sys.executable).parent / "torch-ccl")
 #: More ranks than cores, and root: both are refused else.
 OPEN_MPI_OPTIONS = ("--oversubscribe", "--allow-run-as-root")
 
@@ -152,9 +153,11 @@ def split_by_label(text: str, label: re.Pattern) -> dict[str, str]:
     return lines
 
 
-def by_labels(words: list[str], label: re.Pattern) -> Way:
+def by_labels(words: list[str], label: re.Pattern, **environment: str) -> Way:
+    """The words are followed by a command line."""
+
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
-        codes = wait_for_all([start([*words, sys.executable, *command], logs, "all")])
+        codes = wait_for_all([start([*words, *command], logs, "all", **environment)])
         for stream in ("stdout", "stderr"):
             path = logs / f"all.{stream}"
             said = split_by_label(path.read_text(), label)
@@ -180,9 +183,10 @@ WAYS: dict[str, Way] = {
     "torchrun, 2 agents": by_torchrun(2),
     "by hand": by_hand("RANK", "WORLD_SIZE"),
     "hydra's variables": by_hand("PMI_RANK", "PMI_SIZE"),
-    "MPICH": by_labels([MPICH, "-l", "-n", str(SIZE)], HYDRA_LABEL),
-    "Intel MPI": by_labels([INTEL_MPI, "-l", "-n", str(SIZE)], HYDRA_LABEL),
+    "MPICH": by_labels([MPICH, "-l", "-n", str(SIZE), sys.executable], HYDRA_LABEL),
+    "Intel MPI": by_labels([INTEL_MPI, "-l", "-n", str(SIZE), sys.executable], HYDRA_LABEL),
     "Open MPI": by_open_mpi,
+    "torch-ccl run": by_labels([TORCH_CCL, "run", "-n", str(SIZE)], HYDRA_LABEL),
 }
 
 

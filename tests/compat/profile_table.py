@@ -29,6 +29,9 @@ def rows(text: str, start: str) -> list[Row]:
     return sorted(found)
 
 
+#: The profiler says on stderr when it starts and stops, in pieces: labels may come between them.
+LOG = re.compile(r"USDT:[^\]]*\] profiler_(start|stop)(\[\d+\] )?")
+
+
 def without_log(err: str) -> str:
-    """The profiler says on stderr when it starts and stops."""
-    return "".join(line for line in err.splitlines(keepends=True) if not line.startswith("USDT:"))
+    return LOG.sub("", err).strip()

@@ -16,8 +16,12 @@ from checks import says_growth, says_same
 from documents import Edit, Source, blocks, commands, edited, find
 from launching import (
     BOUND_S,
+    SIZE,
+    SLURM_LABEL,
     WAYS,
     Finished,
+    Way,
+    by_labels,
     clean_environment,
     fixed_port,
     free_port,
@@ -114,18 +118,35 @@ ROWS = {
 QUICK = {("torchrun", "train"), ("by hand", "profile"), ("MPICH", "place"), ("Open MPI", "place")}
 
 
+#: Two tasks of one node, for some scripts meet at a loopback address; options of srun.
+STEPS = {
+    "srun": (),
+    "srun --mpi=pmi2": ("--mpi=pmi2",),
+    "srun --mpi=pmix": ("--mpi=pmix",),
+}
+
+
+def by_srun(slurm, options: tuple[str, ...]) -> Way:
+    step = ["srun", "--label", "-N", "1", "-n", str(SIZE), *options, sys.executable]
+    return by_labels(slurm.login.inside(step), SLURM_LABEL, SLURM_CONF=slurm.conf)
+
+
 def pairs():
-    for way, row in itertools.product(WAYS, ROWS):
+    for way, row in itertools.product((*WAYS, *STEPS), ROWS):
         marks = [] if (way, row) in QUICK else [pytest.mark.slow]
         yield pytest.param(way, row, marks=marks)
 
 
 @pytest.mark.parametrize(("launcher", "script"), list(pairs()))
-def test_script(launcher, script, tmp_path, launch_table):
+def test_script(launcher, script, tmp_path, launch_table, request):
     launch_table(launcher, script)
+    if launcher in WAYS:
+        way = WAYS[launcher]
+    else:
+        way = by_srun(request.getfixturevalue("slurm"), STEPS[launcher])
     row, port = ROWS[script], free_port()
     arguments = [word.format(port=port, directory=tmp_path) for word in row.arguments]
-    ranks = run_script(WAYS[launcher], SCRIPTS / row.script, *arguments, port=port)
+    ranks = run_script(way, SCRIPTS / row.script, *arguments, port=port)
     row.check(ranks, tmp_path)
 
 

@@ -38,6 +38,13 @@ def run(command, **options) -> Finished:
     return Finished(process.returncode, output)
 
 
+def shell(script, *arguments, **options) -> str:
+    """What a script of bash prints; it must end well."""
+    result = run(["bash", "-euc", script, "bash", *arguments], **options)
+    assert result.returncode == 0, result.output
+    return result.output
+
+
 def kill_group(pid):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

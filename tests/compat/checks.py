@@ -74,6 +74,15 @@ def says_same(lines: list[str], block: str, hosts: list[str]) -> None:
     assert sorted(lines) == sorted(shown), lines
 
 
+def say_hosts(lines: list[str]) -> None:
+    """One line for each of four ranks on two hosts; then the settings."""
+    places = sorted(line for line in lines if "rank" in line)
+    found = [re.search(r"(\S+): rank (\d) of (\d)", line).groups() for line in places]
+    assert sorted(rank for _, rank, _ in found) == list("0123"), lines
+    assert {size for *_, size in found} == {"4"} and len({host for host, *_ in found}) == 2, lines
+    assert any(line.startswith("CCL_ATL_TRANSPORT=") for line in lines[4:]), lines
+
+
 def says_growth(lines: list[str], block: str, hosts: list[str]) -> None:
     """Every rank says once, behind its label, that it is where it should be and has not grown."""
     size = int(re.search(r"-np? (\d+)", block)[1])

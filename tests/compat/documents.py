@@ -88,6 +88,7 @@ TWO_HOSTS = "mpiexec.hydra of ut_memory.py, two hosts"
 EXAMPLE_LINE = "mpirun of example.py"
 PROFILING_LINE = "mpirun of profiling.py"
 SPAWN = "main_worker by mp.spawn"
+PIP_LINE = "pip install of oneccl_bind_pt"
 MASKS = "[0x0000000FFFFFF0,0xFFFFFF00000000]"
 CORES = "the masks of a machine with two cores"
 EDITS = (
@@ -109,6 +110,7 @@ EDITS = (
     Edit(EXAMPLE_LINE, "<PPN>", "2", "filled in"),
     Edit(EXAMPLE_LINE, "<hostfile>", "hostfile", "filled in"),
     Edit(PROFILING_LINE, "<ccl_install_path>", "~/.local", "where it was installed"),
+    Edit(PIP_LINE, "--extra-index-url <REPO_URL>", "--no-index --find-links $DIST", "our wheels"),
     Edit(SPAWN, '"nccl"', '"ccl"', "the device is the CPU"),
     Edit(SPAWN, "ngpus_per_ndoe", "ngpus_per_node", "a slip of the pen"),
     Edit(SPAWN, "torch.save(...)", "torch.save(model.state_dict(), args.file)", "filled in"),

@@ -20,8 +20,10 @@ from launching import BOUND_S, MPICH, clean_environment
 sys.path.append(str(Path(__file__).parents[1] / "hosts"))
 from virtual import NETWORK, Host, virtual_hosts
 
-__all__ = ["NETWORK", "run_over_hosts"]
+__all__ = ["AS_ROOT", "NETWORK", "run_over_hosts", "write_launchers"]
 
+#: Open MPI refuses root else.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -86,8 +88,7 @@ def run_over_hosts(
             HYDRA_LAUNCHER_EXEC=str(directory / "ssh"),
             OMPI_MCA_plm_rsh_agent=str(directory / "ssh"),
             OMPI_MCA_rmaps_base_oversubscribe="1",
-            OMPI_ALLOW_RUN_AS_ROOT="1",
-            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+            **AS_ROOT,
             I_MPI_HYDRA_BOOTSTRAP="ssh",
             I_MPI_HYDRA_BOOTSTRAP_EXEC=str(directory / "ssh"),
         )

@@ -5,6 +5,7 @@ what is changed; here stands what there is, how it is started, and what it must 
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("", "hosts", "launch", "package")]
 import checks
 import composed
 import torch
@@ -22,6 +24,7 @@ from documents import (
     EXAMPLE_LINE,
     NO_PRELOAD,
     ONE_HOST,
+    PIP_LINE,
     PROFILING_LINE,
     SPAWN,
     TWO_HOSTS,
@@ -29,10 +32,12 @@ from documents import (
     commands,
     cut,
 )
+from environments import INHERITED, make_environment
 from launching import (
     BOUND_S,
     INTEL_MPI,
     MPICH,
+    OPEN_MPI,
     WAYS,
     Finished,
     clean_environment,
@@ -40,7 +45,11 @@ from launching import (
     free_port,
     run_script,
 )
-from over_hosts import run_over_hosts
+from over_hosts import AS_ROOT, run_over_hosts, write_launchers
+from programs import ROOT, shell
+from slurm import cluster
+
+SCRIPTS_HERE = Path(__file__).parent / "scripts"
 
 # ---- scripts, which run in every way
 
@@ -146,6 +155,66 @@ def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
     line.check(out, block, hosts)
 
 
+# ---- lines that install us, into an environment that has torch
+
+
+class Install(NamedTuple):
+    name: str
+    source: Source
+
+
+SETVARS = Source("002", ("torch_ccl.cwd",))
+INSTALLS = (
+    Install("python setup.py install", Source("001", ("python setup.py install",))),
+    Install(PIP_LINE, Source("002", ("pip install oneccl_bind_pt",))),
+)
+
+
+def run_installs(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    for install in INSTALLS:
+        if only in install.name:
+            block = cut(install.name, install.source, docs)
+            setvars = cut("setvars.sh", SETVARS, docs).splitlines()[0]
+            yield install.name, "a new venv", partial(run_install, commands(block), setvars)
+
+
+def run_install(line: str, setvars: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        environment = make_environment(Path(directory) / "venv")
+        dist = f"{directory}/dist"
+        shell(f"make -C {ROOT} wheel DIST={dist}", env=INHERITED)
+        environment.shell(line, cwd=ROOT, DIST=dist)
+        said = environment.shell(f"{setvars}\necho root: $CCL_ROOT")
+        assert f"root: {environment.site_packages / 'torch_ccl'}" in said.splitlines(), said
+
+
+# ---- a batch script, written from its description, for a Slurm of two nodes
+
+
+def run_batch(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    if only in "sbatch of batch.sh":
+        yield "sbatch of batch.sh", "Slurm, Open MPI", partial(submit, docs)
+
+
+def submit(docs: Path) -> None:
+    """It has the launch line of the document, which also says how to submit it."""
+    launch = cut("batch.sh", Source("004", ("MPI_FLAGS",)), docs)
+    assert launch in (SCRIPTS_HERE / "batch.sh").read_text(), f"batch.sh lacks {launch!r}"
+    line = cut("sbatch", Source("004", ("sbatch",)), docs).splitlines()[-1]
+    with cluster(nodes=2) as slurm, tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for file in ("batch.sh", "torch_test.py"):
+            shutil.copy(SCRIPTS_HERE / file, directory)
+        write_launchers(directory / "bin", OPEN_MPI)
+        path = f"{directory}/bin:{slurm.environment()['PATH']}"
+        # Its switch --wait, by a variable: the line stays as it is.
+        variables = {"PATH": path, "SBATCH_WAIT": "1", **AS_ROOT}
+        finished = slurm.run("bash", "-euc", line, cwd=directory, **variables)
+        assert finished.code == 0, finished
+        (out,) = directory.glob("*.out")
+        checks.say_hosts(out.read_text().splitlines())
+
+
 # ---- a program that starts its ranks itself
 
 URLS = ("env://", "tcp://127.0.0.1:{port}", "file://{directory}/store")
@@ -197,7 +266,7 @@ def main() -> int:
     given = parser.parse_args()
     results, last = [], ""
     try:
-        for kind in (run_scripts, run_lines, run_spawning):
+        for kind in (run_scripts, run_lines, run_spawning, run_installs, run_batch):
             for name, way, run in kind(given.docs, given.only):
                 if name != last:
                     print(name)

@@ -6,15 +6,9 @@ import shutil
 import subprocess
 
 import pytest
-from programs import ROOT, run
+from programs import ROOT, run, shell
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the library
-
-
-def shell(script, *arguments, **options) -> str:
-    result = run(["bash", "-euc", script, "bash", *arguments], **options)
-    assert result.returncode == 0, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")

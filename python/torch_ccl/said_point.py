@@ -67,27 +67,25 @@ _QUESTION = struct.pack("<BIBI", _VALIDATE, _MAGIC, _PING, _NUMBER)
 _ANSWER = struct.pack("<I", _NUMBER)
 
 
-def _is_store(connection: socket.socket) -> bool:
-    connection.settimeout(ANSWER_S)
+def _may_be_store(address: str, port: int) -> bool:
+    """Who is not there yet may come, as may the next store where one is just closing."""
     try:
-        connection.sendall(_QUESTION)
-        return connection.recv(len(_ANSWER), socket.MSG_WAITALL) == _ANSWER
-    except OSError:
+        with socket.create_connection((address, port), timeout=1) as connection:
+            connection.settimeout(ANSWER_S)
+            connection.sendall(_QUESTION)
+            return connection.recv(len(_ANSWER), socket.MSG_WAITALL) in (_ANSWER, b"")
+    except TimeoutError:
         return False
+    except OSError:
+        return True
 
 
 def _require_store(address: str, port: int) -> None:
-    """Whoever is not there yet may come; but who is there must be a store."""
-    try:
-        connection = socket.create_connection((address, port), timeout=1)
-    except OSError:
-        return
-    with connection:
-        if not _is_store(connection):
-            raise ValueError(
-                f"another program than rank 0 answers at MASTER_ADDR={address}, "
-                f"MASTER_PORT={port}: set MASTER_PORT to a port that is free there"
-            )
+    if not _may_be_store(address, port):
+        raise ValueError(
+            f"another program than rank 0 answers at MASTER_ADDR={address}, "
+            f"MASTER_PORT={port}: set MASTER_PORT to a port that is free there"
+        )
 
 
 def with_clear_errors(environment: Mapping[str, str], stores: Iterator) -> Iterator:

@@ -201,8 +201,8 @@ constexpr SettingRow kRows[] = {
     {"CCL_BARRIER", "", kAlgorithmDoc, algorithm_into<Op::barrier>},
 };
 
-/// Names that belong to this library's installation, not to its behaviour.
-constexpr std::string_view kNotSettings[] = {"CCL_ROOT"};
+/// Names that belong to its installation or to the command torch-ccl, not to its behaviour.
+constexpr std::string_view kNotSettings[] = {"CCL_ROOT", "CCL_RSH"};
 
 void parse_row(const SettingRow& row, Settings& settings, const std::string& text) {
   try {

@@ -7,10 +7,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+PATH=$PATH:/usr/sbin:/sbin  # where daemons and ldconfig are, also for those who are not root
 
 die() { echo "setup: $*" >&2; exit 1; }
 has_command() { command -v "$1" >/dev/null; }
 has_header() { g++ -E -x c++ -include "$1" /dev/null >/dev/null 2>&1; }
+has_library() { [ -n "$(ldconfig -p | grep -F "$1 ")" ]; }
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 has_python_headers() {
   "$python" -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' 2>/dev/null
@@ -32,6 +34,7 @@ find_missing() {
     has_command slurmd || missing+=(slurmd)
     has_command srun || missing+=(slurm-client)
     has_command munged || missing+=(munge)
+    has_library libpmix.so || missing+=(libpmix-dev)     # for srun --mpi=pmix
     return
   fi
   has_command g++ || missing+=(g++)

@@ -16,6 +16,10 @@ def get_dist_env() -> launchers.DistEnv:
     return launchers.get_dist_env(os.environ)
 
 
+#: Options of init_process_group by which the ranks find each other.
+_MEETING = {"init_method", "store", "rank", "world_size"}
+
+
 def init(backend: str = "ccl", **options) -> launchers.DistEnv:
     """Make the default group, unless there is one, and end it in order when the script ends.
 
@@ -23,8 +27,8 @@ def init(backend: str = "ccl", **options) -> launchers.DistEnv:
     """
     if not dist.is_initialized():
         place = get_dist_env()
-        if place.launcher == "none" and not options:
-            options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        if place.launcher == "none" and not _MEETING & options.keys():
+            options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group(backend, **options)
         atexit.register(_end)
     return get_dist_env()

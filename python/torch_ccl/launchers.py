@@ -171,6 +171,16 @@ def get_dist_env(environment: Mapping[str, str]) -> DistEnv:
     )
 
 
+#: What complete() has added, which is then not what a launcher has said.
+_added: set[str] = set()
+
+
+def is_said_by_launcher(place: Place, environment: Mapping[str, str]) -> bool:
+    """Rather than by somebody who has set RANK and WORLD_SIZE."""
+    rows = (row for row in LAUNCHERS if row is not ENVIRONMENT and row.rank not in _added)
+    return any(place.is_same(place_by(row, environment)) for row in rows)
+
+
 def complete(environment: MutableMapping[str, str]) -> None:
     place = find(environment)
     if place is None:
@@ -179,6 +189,7 @@ def complete(environment: MutableMapping[str, str]) -> None:
         values = dict(zip(pair, (str(place.rank), str(place.size)), strict=True))
         # Half a pair that says something else is somebody's mistake: a mixture would hide it.
         if all(environment.get(name, value) == value for name, value in values.items()):
+            _added.update(name for name in pair if name not in environment)
             environment.update(values)
     for name, value in zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE"), place[3:], strict=True):
         if value is not None:

@@ -14,14 +14,14 @@ agree through the launcher:
 import importlib
 import os
 import re
-import socket
+import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from itertools import count
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from torch_ccl import launchers, pmi, pmix, said_point
 
@@ -34,92 +34,149 @@ JOB_NAMES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_ba
 LOOPBACK = "127.0.0.1"
 
 
-# ---- agreeing through the launcher's key space
+# ---- the store at a point
 
 
 class Point(NamedTuple):
-    """Where the store is; the first address that answers is used."""
+    """Where rank 0 serves the store: at the first address that leads to it.
+
+    Job and number tell its store from those of others and from older ones of ours.
+    """
 
     port: int
+    job: str
+    number: int
     addresses: list[str]
 
     def text(self) -> str:
-        return ",".join([str(self.port), *self.addresses])
+        return ",".join([str(self.port), self.job, str(self.number), *self.addresses])
 
     @classmethod
     def parse(cls, text: str) -> "Point":
-        port, *addresses = text.split(",")
-        return cls(int(port), addresses)
+        port, job, number, *addresses = text.split(",")
+        return cls(int(port), job, int(number), addresses)
+
+    @property
+    def name(self) -> str:
+        return f"port {self.port} of {' or '.join(self.addresses)}"
 
 
-_meetings = count()
-
-KeySpace = pmi.KeySpace | pmix.KeySpace
-
-
-def _key_space(environment: Mapping[str, str], place: launchers.Place) -> KeySpace | None:
-    """The launcher's, if it is the launcher who says that this is our place."""
-    said_by = (launchers.place_by(row, environment) for row in launchers.LAUNCHERS[1:])
-    if not any(map(place.is_same, said_by)):
-        return None
-    if keys := pmi.KeySpace.of(environment):
-        return keys
-    return pmix.KeySpace.of(environment)
+class IsForeign(Exception):
+    """A store or another program that is not of this job."""
 
 
-def _meet_by_keys(
-    keys: KeySpace, place: launchers.Place, environment: Mapping[str, str], timeout: timedelta
-):
-    """Rank 0 serves the store before it says where: no other job can take the port meanwhile."""
+_OWNER = "torch-ccl/owner"  # the key that says whose a store is
+_OWNER_S = timedelta(seconds=8)  # rank 0 sets it as soon as the store is there
+_numbers = count()
+
+
+def _store(address: str, port: int, place: launchers.Place, timeout: timedelta):
     from torch.distributed import TCPStore
 
-    def store_at(address: str, port: int) -> TCPStore:
-        return TCPStore(
-            address,
-            port,
-            place.size,
-            is_master=place.rank == 0,
-            timeout=timeout,
-            wait_for_workers=False,
-        )
+    return TCPStore(
+        address,
+        port,
+        place.size,
+        is_master=place.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+    )
 
-    key = f"torch-ccl-{next(_meetings)}"
+
+def _serve(port: int, job: str, number: int, place: launchers.Place, timeout: timedelta):
+    store = _store(LOOPBACK, port, place, timeout)
+    store.set(_OWNER, f"{job} {number}")
+    return store
+
+
+def _try_to_join(address: str, point: Point, place: launchers.Place, timeout: timedelta):
+    """None if rank 0 is not there yet."""
+    from torch.distributed import DistNetworkError, DistStoreError
+
+    if not said_point.answers(address, point.port):
+        return None
+    if not said_point.may_be_store(address, point.port):
+        raise IsForeign
+    try:
+        store = _store(address, point.port, place, timeout)
+        store.wait([_OWNER], _OWNER_S)
+        job, _, number = store.get(_OWNER).decode().rpartition(" ")
+    except DistNetworkError:
+        return None  # an older one that is just closing
+    except DistStoreError:
+        raise IsForeign from None
+    if job != point.job:
+        raise IsForeign
+    return store if number == str(point.number) else None
+
+
+def _join(point: Point, place: launchers.Place, timeout: timedelta):
     deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        for address in point.addresses:
+            try:
+                if store := _try_to_join(address, point, place, timeout):
+                    return store, address
+            except IsForeign:
+                if len(point.addresses) == 1:  # else that of another host may be the right one
+                    raise ValueError(
+                        f"another program than rank 0 answers at {point.name}: "
+                        "set MASTER_PORT to a port that is free there"
+                    ) from None
+        time.sleep(0.1)
+    raise TimeoutError(
+        f"rank 0 does not answer at {point.name} within {timeout}: it has not called "
+        "init_process_group, or CCL_SOCKET_IFNAME should choose another network"
+    )
+
+
+# ---- agreeing through the launcher's key space
+
+KeySpace = pmi.KeySpace | pmix.KeySpace
+_FAILED = "failed:"  # in place of a point: why there is none
+
+
+def _key_space(environment: Mapping[str, str]) -> KeySpace | None:
+    return pmi.KeySpace.of(environment) or pmix.KeySpace.of(environment)
+
+
+def _serve_by_keys(keys: KeySpace, key: str, place: launchers.Place, timeout: timedelta):
+    """The store is there before it is said where: no other job can take the port meanwhile."""
+    port, address = os.environ.get("MASTER_PORT") or "0", os.environ.get("MASTER_ADDR")
+    job, number = secrets.token_hex(8), next(_numbers)
+    try:
+        with said_point.clear_errors(f"MASTER_PORT={port}"):
+            store = _serve(int(port), job, number, place, timeout)
+    except Exception as error:
+        keys.publish(key, _FAILED + quote(str(error)[:300]), timeout.total_seconds())
+        raise
+    point = Point(store.port, job, number, [address] if address else _own(place))
+    keys.publish(key, point.text(), timeout.total_seconds())
+    return store, LOOPBACK
+
+
+def _meet_by_keys(keys: KeySpace, place: launchers.Place, timeout: timedelta):
+    key = f"torch-ccl-{next(_keys)}"
     try:
         if place.rank == 0:
-            store = store_at(LOOPBACK, int(environment.get("MASTER_PORT") or 0))
-            said = environment.get("MASTER_ADDR")
-            point = Point(store.port, [said] if said else _own(place))
-            keys.publish(key, point.text(), timeout.total_seconds())
-            return store, LOOPBACK
-        point = Point.parse(keys.read(key, timeout.total_seconds()))
+            return _serve_by_keys(keys, key, place, timeout)
+        text = keys.read(key, timeout.total_seconds())
     except TimeoutError:
         raise TimeoutError(
             f"not all processes of the job have called init_process_group within {timeout}"
         ) from None
-    address = _first_that_answers(point, deadline)
-    return store_at(address, point.port), address
+    if text.startswith(_FAILED):
+        raise RuntimeError(f"rank 0 has failed: {unquote(text.removeprefix(_FAILED))}")
+    return _join(Point.parse(text), place, timeout)
+
+
+_keys = count()
 
 
 def _own(place: launchers.Place) -> list[str]:
     from torch_ccl import _C
 
     return [LOOPBACK] if place.local_size == place.size else _C.addresses_of_this_host()
-
-
-def _first_that_answers(point: Point, deadline: float) -> str:
-    if len(point.addresses) == 1:
-        return point.addresses[0]
-    while True:
-        for address in point.addresses:
-            if said_point.answers(address, point.port):
-                return address
-        if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"rank 0 does not answer at port {point.port} of {', '.join(point.addresses)}: "
-                "CCL_SOCKET_IFNAME chooses the network"
-            )
-        time.sleep(0.1)
 
 
 # ---- without a key space
@@ -131,41 +188,33 @@ def first_host(node_list: str) -> str:
     return match[1] + (match[2] or "") if match else ""
 
 
+def _job(environment: Mapping[str, str]) -> str:
+    """Empty if nothing tells this job from others."""
+    names = [environment.get(name, "") for name in JOB_NAMES]
+    return "/".join(names) if any(names) else ""
+
+
 def port_of_job(environment: Mapping[str, str]) -> int:
-    job = "/".join(environment.get(name, "") for name in JOB_NAMES)
-    return PORTS[zlib.crc32(job.encode()) % len(PORTS)]
+    return PORTS[zlib.crc32(_job(environment).encode()) % len(PORTS)]
 
 
-def _choose_point(environment: MutableMapping[str, str], place: launchers.Place) -> None:
-    """Sets MASTER_ADDR and MASTER_PORT if the launcher's variables say enough."""
-    if not any(environment.get(name) for name in JOB_NAMES):
-        return  # torch says what is missing
-    if place.local_size == place.size:
-        address = LOOPBACK
-    else:
-        address = first_host(environment.get("SLURM_STEP_NODELIST", ""))
-    if not address:
-        return
-    environment.setdefault("MASTER_ADDR", address)
-    if "MASTER_PORT" in environment:
-        return
-    port = port_of_job(environment)
-    if place.rank == 0 and not _is_free(port):
-        raise OSError(
-            f"port {port}, which follows from the number of the job, is taken on "
-            f"{socket.gethostname()}: set MASTER_PORT to another one"
-        )
-    environment["MASTER_PORT"] = str(port)
+def _derived_point(environment: Mapping[str, str], place: launchers.Place) -> Point | None:
+    """None if the launcher's variables do not say enough."""
+    job, first = _job(environment), first_host(environment.get("SLURM_STEP_NODELIST", ""))
+    address = LOOPBACK if place.local_size == place.size else first
+    address = environment.get("MASTER_ADDR") or address
+    if not job or not address:
+        return None
+    port = int(environment.get("MASTER_PORT") or port_of_job(environment))
+    return Point(port, job, next(_numbers), [address])
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+def _meet_at(point: Point, place: launchers.Place, timeout: timedelta):
+    if place.rank != 0:
+        return _join(point, place, timeout)
+    with said_point.clear_errors(f"port {point.port}, which follows from the number of the job,"):
+        store = _serve(point.port, point.job, point.number, place, timeout)
+    return store, point.addresses[0]
 
 
 # ---- what torch calls
@@ -195,6 +244,14 @@ def _forget_agreed(environment: MutableMapping[str, str]) -> None:
     _agreed.clear()
 
 
+def _by_torch(
+    by_torch: Callable[..., Iterator], url: str, timeout: timedelta, **kwargs
+) -> Iterator:
+    with said_point.clear_errors(f"MASTER_PORT={os.environ.get('MASTER_PORT')}"):
+        found = next(by_torch(url, timeout=timeout, **kwargs))
+    return iter([found])
+
+
 def _rendezvous(
     by_torch: Callable[..., Iterator], url: str, timeout: timedelta, **kwargs
 ) -> Iterator:
@@ -205,13 +262,16 @@ def _rendezvous(
     place = launchers.find(told)
     if place is None or _is_said(environment):
         said_point.require_sense(environment, told.get("RANK", ""))
-        return said_point.with_clear_errors(environment, by_torch(url, timeout=timeout, **kwargs))
+        return _by_torch(by_torch, url, timeout, **kwargs)
     _forget_agreed(environment)
-    keys = _key_space(environment, place)
-    if keys is None:
-        _choose_point(environment, place)
+    if not launchers.is_said_by_launcher(place, told):
+        return by_torch(url, timeout=timeout, **kwargs)  # which says what is missing
+    if keys := _key_space(environment):
+        store, address = _meet_by_keys(keys, place, timeout)
+    elif point := _derived_point(environment, place):
+        store, address = _meet_at(point, place, timeout)
+    else:
         return by_torch(url, timeout=timeout, **kwargs)
-    store, address = _meet_by_keys(keys, place, environment, timeout)
     found = {"MASTER_ADDR": address, "MASTER_PORT": str(store.port)}
     _agreed.update({k: v for k, v in found.items() if not environment.get(k)})
     environment.update(_agreed)

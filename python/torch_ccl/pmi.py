@@ -9,10 +9,12 @@ and not if MPI was initialised meanwhile, which then says it itself.
 """
 
 import atexit
+import contextlib
 import ctypes
 import os
 import re
 import select
+import stat
 import time
 from collections.abc import Mapping
 
@@ -25,21 +27,23 @@ class PmiError(RuntimeError):
 
 def mpi_is_initialized() -> bool:
     """Asks the MPI library that this process has loaded, if it has one."""
+    flag = ctypes.c_int(0)
     for path in loaded_libraries():
-        if re.search(r"/libmpi(ch)?\.so", path):
-            flag = ctypes.c_int(0)
-            ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
-            return bool(flag.value)
+        if re.search(r"/libmpi\w*\.so", path):
+            # One that was deleted meanwhile, or is no MPI, must not keep us from finalize.
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
+        if flag.value:
+            return True
     return False
 
 
-def _is_open(fd: int) -> bool:
+def _is_socket(fd: int) -> bool:
     """The variable may have come through a launcher that closed the descriptor."""
     try:
-        os.fstat(fd)
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
     except OSError:
         return False
-    return True
 
 
 class KeySpace:
@@ -60,7 +64,7 @@ class KeySpace:
     def of(cls, environment: Mapping[str, str]) -> "KeySpace | None":
         """None if the launcher offers none. One per process: there is one connection."""
         fd = environment.get("PMI_FD", "")
-        if cls._ours is None and fd.isdecimal() and _is_open(int(fd)):
+        if cls._ours is None and fd.isdecimal() and _is_socket(int(fd)):
             cls._ours = cls(int(fd))
         return cls._ours
 
@@ -93,7 +97,7 @@ class KeySpace:
         while b"\n" not in self._received:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._fd], [], [], left)[0]:
-                raise TimeoutError
+                raise TimeoutError("the launcher does not answer")
             piece = os.read(self._fd, 4096)
             if not piece:
                 raise PmiError("the launcher has gone")

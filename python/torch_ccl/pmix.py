@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,12 +21,18 @@ NAME = "libpmix.so.2"
 
 # Of pmix_common.h:
 SUCCESS = 0
+ERR_TIMEOUT = -24
+ERR_NOT_FOUND = -46
 STRING = 3
 GLOBAL = 3
 
+PERIOD_S = 0.05
+
 
 class PmixError(RuntimeError):
-    pass
+    def __init__(self, text: str, status: int = SUCCESS):
+        super().__init__(text)
+        self.status = status
 
 
 class _Process(ctypes.Structure):
@@ -90,33 +97,49 @@ class KeySpace:
     def read(self, key: str, timeout_s: float) -> str:
         """What rank 0 says. Raises TimeoutError if it does not say it in time."""
         found: list[str | PmixError] = []
-        # PMIx_Get waits without end for a process that has not come yet.
-        reader = threading.Thread(target=lambda: found.append(self._get(key)), daemon=True)
+        end = time.monotonic() + timeout_s
+
+        def look() -> None:
+            try:
+                found.append(self._get_until(key, end))
+            except PmixError as error:
+                found.append(error)
+
+        # How long PMIx_Get waits for a process that has not come yet is the launcher's business.
+        reader = threading.Thread(target=look, daemon=True)
+        atexit.unregister(self._finalize)  # it would wait for the reader, should this be left early
         reader.start()
         reader.join(timeout_s)
         if not found:
-            atexit.unregister(self._finalize)  # it would wait for the reader
             raise TimeoutError
+        atexit.register(self._finalize)
         if isinstance(found[0], PmixError):
             raise found[0]
         return found[0]
 
-    def _get(self, key: str) -> str | PmixError:
+    def _get_until(self, key: str, end: float) -> str:
+        while True:
+            try:
+                return self._get(key)
+            except PmixError as error:
+                is_late = error.status in (ERR_TIMEOUT, ERR_NOT_FOUND)
+                if not is_late or time.monotonic() > end:
+                    raise
+            time.sleep(PERIOD_S)
+
+    def _get(self, key: str) -> str:
         first = _Process(self._me.namespace, 0)
         value = ctypes.POINTER(_Value)()
-        try:
-            self._call(
-                "PMIx_Get",
-                ctypes.byref(first),
-                key.encode(),
-                None,
-                ctypes.c_size_t(0),
-                ctypes.byref(value),
-            )
-        except PmixError as error:
-            return error
+        self._call(
+            "PMIx_Get",
+            ctypes.byref(first),
+            key.encode(),
+            None,
+            ctypes.c_size_t(0),
+            ctypes.byref(value),
+        )
         if value.contents.type != STRING:
-            return PmixError(f"{key} is no text")
+            raise PmixError(f"{key} is no text")
         return value.contents.data.text.decode()
 
     def _call(self, function: str, *arguments) -> None:
@@ -126,7 +149,7 @@ class KeySpace:
         if status != SUCCESS:
             text = self._library.PMIx_Error_string
             text.restype = ctypes.c_char_p
-            raise PmixError(f"{function} says {text(status).decode()}")
+            raise PmixError(f"{function} says {text(status).decode()}", status)
 
     def _finalize(self) -> None:
         if os.getpid() == self._pid:

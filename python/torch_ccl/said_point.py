@@ -4,6 +4,7 @@ torch waits there for half an hour, or says what the kernel said. Here it is not
 and said in one line: a loopback address for ranks on several hosts, a port of another program.
 """
 
+import contextlib
 import socket
 import struct
 import time
@@ -67,36 +68,42 @@ _QUESTION = struct.pack("<BIBI", _VALIDATE, _MAGIC, _PING, _NUMBER)
 _ANSWER = struct.pack("<I", _NUMBER)
 
 
-def _may_be_store(address: str, port: int) -> bool:
+def may_be_store(address: str, port: int) -> bool:
     """Who is not there yet may come, as may the next store where one is just closing."""
     try:
-        with socket.create_connection((address, port), timeout=1) as connection:
-            connection.settimeout(ANSWER_S)
-            connection.sendall(_QUESTION)
-            return connection.recv(len(_ANSWER), socket.MSG_WAITALL) in (_ANSWER, b"")
-    except TimeoutError:
-        return False
+        connection = socket.create_connection((address, port), timeout=1)
     except OSError:
         return True
+    with connection:
+        connection.settimeout(ANSWER_S)
+        try:
+            connection.sendall(_QUESTION)
+            return connection.recv(len(_ANSWER), socket.MSG_WAITALL) in (_ANSWER, b"")
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
 
 
 def _require_store(address: str, port: int) -> None:
-    if not _may_be_store(address, port):
+    if not may_be_store(address, port):
         raise ValueError(
             f"another program than rank 0 answers at MASTER_ADDR={address}, "
             f"MASTER_PORT={port}: set MASTER_PORT to a port that is free there"
         )
 
 
-def with_clear_errors(environment: Mapping[str, str], stores: Iterator) -> Iterator:
+@contextlib.contextmanager
+def clear_errors(port: str) -> Iterator[None]:
+    """For the making of a store; `port` says which one it is and where it comes from."""
     from torch.distributed import DistNetworkError
 
     try:
-        yield from stores
+        yield
     except DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
         raise DistNetworkError(
-            f"MASTER_PORT={environment.get('MASTER_PORT')} is taken on {socket.gethostname()}, by "
-            "another program or by another process that is rank 0: set it to a port that is free"
+            f"{port} is taken on {socket.gethostname()}, by another program or by another process "
+            "that is rank 0: set MASTER_PORT to a port that is free"
         ) from None

@@ -69,7 +69,7 @@ def test_a_fixed_port_that_another_program_has(foreign_port, rank):
     line = last_line(start(**at(foreign_port, RANK=rank, WORLD_SIZE="2")))
     if rank == "0":
         assert f"MASTER_PORT={foreign_port} is taken on {socket.gethostname()}" in line
-        assert "set it to a port that is free" in line
+        assert "set MASTER_PORT to a port that is free" in line
     else:
         assert f"MASTER_PORT={foreign_port}: set MASTER_PORT to a port that is free there" in line
 

@@ -1,5 +1,6 @@
 """Ranks started by MPICH, Intel MPI and Open MPI that say nothing but init_process_group("ccl")."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +36,12 @@ def mpi(request) -> Mpi:
 
 
 def start(mpi: Mpi, ranks: int, script: str, **environment: str) -> subprocess.Popen:
-    words = [*mpi.words, "-n", str(ranks), sys.executable, "-c", SAY + script]
+    return start_words(mpi, ranks, [sys.executable, "-c", SAY + script], **environment)
+
+
+def start_words(mpi: Mpi, ranks: int, words: list[str], **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
-        words,
+        [*mpi.words, "-n", str(ranks), *words],
         env=clean_environment(**environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -131,6 +135,39 @@ say("with workers")
 @pytest.mark.slow
 def test_workers_of_a_data_loader_are_alive_at_the_end(mpi):
     assert output_of(start(mpi, 2, WORKERS.format(add_up=ADD_UP))).count("with workers") == 2
+
+
+LATE = """
+import os, time
+time.sleep(6 * (os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "0"))
+"""
+
+
+@pytest.mark.slow
+def test_rank_0_may_be_late(mpi):
+    assert output_of(start(mpi, 2, LATE + ADD_UP)) == expected(mpi, 2)
+
+
+@pytest.mark.slow
+def test_all_are_told_why_rank_0_cannot_serve(mpi):
+    """Soon, not when their time is up; MPI may end them even sooner."""
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+        job = start(mpi, 2, ADD_UP, MASTER_PORT=port)
+        try:
+            out, _ = job.communicate(timeout=BOUND_S)
+        finally:
+            job.kill()
+    assert job.returncode != 0 and f"MASTER_PORT={port} is taken on " in out, out
+
+
+@pytest.mark.slow
+def test_torchrun_counts_where_mpi_starts_it(mpi, tmp_path):
+    script = tmp_path / "add_up.py"
+    script.write_text(SAY + ADD_UP + DESTROY)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
+    lines = output_of(start_words(mpi, 1, [sys.executable, *torchrun]))
+    assert lines == [f"{rank} of 2 by environment: 2" for rank in range(2)]
 
 
 # ---- MPI in the same process

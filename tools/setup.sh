@@ -55,8 +55,10 @@ find_missing() {
 without_services() {
   local policy=/usr/sbin/policy-rc.d made=
   [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null; as_root chmod +x $policy; made=1; }
-  "$@"
+  local status=0
+  "$@" || status=$?
   [ -z "$made" ] || as_root rm -f $policy
+  return $status
 }
 
 # install_requirements <file>: into .venv, unless that very file has been installed
@@ -73,7 +75,7 @@ install_requirements() {
 install_intel_mpi() {
   [ ! -x .venv/intel-mpi/bin/mpiexec.hydra ] || return 0
   echo "setup: installing Intel MPI into .venv/intel-mpi"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --prefix .venv/intel-mpi impi-rt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --prefix .venv/intel-mpi impi-rt==2021.19.0
 }
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }

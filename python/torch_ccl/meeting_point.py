@@ -198,11 +198,21 @@ def port_of_job(environment: Mapping[str, str]) -> int:
     return PORTS[zlib.crc32(_job(environment).encode()) % len(PORTS)]
 
 
+def _host_of_rank_0(environment: Mapping[str, str], place: launchers.Place) -> str:
+    if place.local_size == place.size:
+        return LOOPBACK
+    if environment.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        raise ValueError(
+            "--distribution=arbitrary hides on which host rank 0 is: "
+            "set MASTER_ADDR to it, or start with --mpi=pmi2 or --mpi=pmix"
+        )
+    return first_host(environment.get("SLURM_STEP_NODELIST", ""))
+
+
 def _derived_point(environment: Mapping[str, str], place: launchers.Place) -> Point | None:
     """None if the launcher's variables do not say enough."""
-    job, first = _job(environment), first_host(environment.get("SLURM_STEP_NODELIST", ""))
-    address = LOOPBACK if place.local_size == place.size else first
-    address = environment.get("MASTER_ADDR") or address
+    job = _job(environment)
+    address = environment.get("MASTER_ADDR") or _host_of_rank_0(environment, place)
     if not job or not address:
         return None
     port = int(environment.get("MASTER_PORT") or port_of_job(environment))

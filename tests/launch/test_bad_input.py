@@ -12,6 +12,7 @@ BOUND_S = 60
 JOIN = """
 import datetime, time, torch.distributed as dist, torch_ccl
 dist.init_process_group("ccl", timeout=datetime.timedelta(seconds={timeout}))
+print("joined", flush=True)
 time.sleep({stay})
 """
 
@@ -91,7 +92,8 @@ def test_two_processes_that_are_rank_1():
     port = free_port()
     first, second = (start(stay=60, **at(port, RANK=rank, WORLD_SIZE="2")) for rank in "01")
     with ended(first), ended(second):
-        time.sleep(10)
+        for process in (first, second):
+            assert process.stdout.readline() == "joined\n"
         line = last_line(start(timeout=5, **at(port, RANK="1", WORLD_SIZE="2")))
         assert "because another one is rank 1 too" in line
         assert first.poll() is None and second.poll() is None

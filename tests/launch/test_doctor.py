@@ -68,6 +68,7 @@ def cgroup(**files: str) -> dict[str, str]:
 
 PINNED = {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "2,3,6,7"}
 TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 #: check, what is given to machine(), what must come out, and a part of what is said
 CASES = [
@@ -107,7 +108,8 @@ CASES = [
     ),
     ("workers", {}, OK, "auto"),
     ("workers", {"environment": {**TWO_RANKS, **PINNED}}, OK, "2,3,6,7"),
-    ("workers", {"environment": PINNED}, WARNING, "need 2 cores, not 4"),
+    ("workers", {"environment": PINNED}, OK, "2,3,6,7"),  # no job: any number of ranks
+    ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "need 2 cores, not 4"),
     ("workers", {"environment": {**TWO_RANKS, "CCL_WORKER_AFFINITY": "1-3"}}, WARNING, "dealt out"),
     ("workers", {"environment": {"CCL_WORKER_AFFINITY": "90"}}, WARNING, "no core 90"),
     ("workers", {"environment": {"CCL_WORKER_AFFINITY": "x"}}, PROBLEM, "auto or cores"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_ccl.cli.agent.cores import ROOT, cores, list_text, node_of_cpus, parse_list
+from torch_ccl.loaded_libraries import loaded_libraries
 
 #: What the kernels are compiled for, and the flags that they need: as in src/kernels/variants.cc.
 INSTRUCTION_SETS = {
@@ -35,9 +36,12 @@ def text_of(path: Path) -> str:
 def _places_of_openmp() -> set[int]:
     """The CPUs of all its places; none unless it was told to bind threads."""
     cpus: set[int] = set()
-    maps = Path("/proc/self/maps").read_text()
-    for path in set(re.findall(r"/\S*/lib[a-z]*omp[^/\s]*\.so\S*", maps)):
+    for path in loaded_libraries():
+        if not re.search(r"/lib[a-z]*omp[^/]*\.so", path):
+            continue
         openmp = ctypes.CDLL(path)
+        if not hasattr(openmp, "omp_get_num_places"):
+            continue  # of another kind, whose name is like it
         for place in range(openmp.omp_get_num_places()):
             numbers = (ctypes.c_int * openmp.omp_get_place_num_procs(place))()
             openmp.omp_get_place_proc_ids(place, numbers)

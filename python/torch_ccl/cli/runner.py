@@ -33,8 +33,14 @@ LONGEST_SLEEP_S = 1.0  # a signal may have set one of the times below meanwhile
 NOT_IN_TIME = 124  # as timeout(1) says it
 LOOPBACK = "127.0.0.1"
 
-#: What a rank must not inherit: ours, and what would tell it that somebody else serves the store.
-UNSET = ("CCL_RSH", "TORCHELASTIC_USE_AGENT_STORE")
+#: What a rank must not inherit: ours; what would tell it that somebody else serves the store; and
+#: the place of this process in a job around it, which importing our package may have completed.
+UNSET = (
+    "CCL_RSH",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    *(name for row in launchers.LAUNCHERS for name in row[1:] if row is not launchers.ENVIRONMENT),
+    *("PMI_FD", "PMIX_NAMESPACE", "PMIX_RANK"),
+)
 
 
 class CannotStart(Exception):

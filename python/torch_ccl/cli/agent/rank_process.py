@@ -85,7 +85,7 @@ class RankProcess:
     def code(self) -> int:
         """Of a process that has ended; below 0 it is the signal that ended it. The process is not
         reaped, so that its number, which is that of its group, is not given to another one."""
-        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     def signal_group(self, number: int) -> None:

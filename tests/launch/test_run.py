@@ -18,16 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launching import clean_environment
+from over_hosts import write_ssh
 from torch_ccl.cli import host_agent
 from torch_ccl.cli.agent.cores import Core, cores, list_text, parse_list, shares
 from torch_ccl.cli.endings import End, Process, Tail, first_to_fail
 from torch_ccl.cli.run import lay_out, with_one_name_for_this_host
 from torch_ccl.cli.runner import GRACE_S
-
-sys.path.append(str(Path(__file__).parents[1] / "compat"))
-sys.path.append(str(Path(__file__).parents[1] / "hosts"))
-from launching import clean_environment
-from over_hosts import write_ssh
 from virtual import KINDS, Host, enter_namespace, virtual_hosts
 
 BOUND_S = 60

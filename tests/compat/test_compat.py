@@ -128,7 +128,7 @@ STEPS = {
 
 def by_srun(slurm, options: tuple[str, ...]) -> Way:
     step = ["srun", "--label", "-N", "1", "-n", str(SIZE), *options, sys.executable]
-    return by_labels(slurm.login.inside(step), SLURM_LABEL, SLURM_CONF=str(slurm.configuration))
+    return by_labels(slurm.login.inside(step), SLURM_LABEL, **slurm.environment())
 
 
 def pairs():

@@ -116,6 +116,7 @@ say("still here")
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_early_ends_nobody_else(mpi):
     lines = output_of(start(mpi, 3, LEAVES_EARLY.format(add_up=ADD_UP)))
     assert lines.count("still here") == 2

@@ -131,7 +131,9 @@ def find(environment: Mapping[str, str]) -> Place | None:
     # Those who know the local rank: complete() has set the other numbers for many programs.
     knowing = [place for place in same if place.local_rank is not None]
     sizes = [place.local_size for place in same if place.local_size is not None]
-    launcher = next((p.launcher for p in knowing if p.launcher != ENVIRONMENT.name), first.launcher)
+    others = (p.launcher for p in knowing if p.launcher != ENVIRONMENT.name)
+    is_torchrun = "TORCHELASTIC_RUN_ID" in environment
+    launcher = first.launcher if is_torchrun else next(others, first.launcher)
     if knowing:
         return Place(launcher, first.rank, first.size, knowing[0].local_rank, (*sizes, None)[0])
     if _is_one_host(environment):

@@ -38,23 +38,19 @@ LOOPBACK = "127.0.0.1"
 
 
 class Point(NamedTuple):
-    """Where rank 0 serves the store: at the first address that leads to it.
-
-    Job and number tell its store from those of others and from older ones of ours.
-    """
+    """Where rank 0 serves the store: at the first address that leads to it."""
 
     port: int
-    job: str
-    number: int
+    owner: str  # what the store says of itself, other than those of other jobs
     addresses: list[str]
 
     def text(self) -> str:
-        return ",".join([str(self.port), self.job, str(self.number), *self.addresses])
+        return ",".join([str(self.port), self.owner, *self.addresses])
 
     @classmethod
     def parse(cls, text: str) -> "Point":
-        port, job, number, *addresses = text.split(",")
-        return cls(int(port), job, int(number), addresses)
+        port, owner, *addresses = text.split(",")
+        return cls(int(port), owner, addresses)
 
     @property
     def name(self) -> str:
@@ -67,7 +63,7 @@ class IsForeign(Exception):
 
 _OWNER = "torch-ccl/owner"  # the key that says whose a store is
 _OWNER_S = timedelta(seconds=8)  # rank 0 sets it as soon as the store is there
-_numbers = count()
+_joined: set[str] = set()  # stores of groups before: theirs may still be about to close
 
 
 def _store(address: str, port: int, place: launchers.Place, timeout: timedelta):
@@ -83,9 +79,9 @@ def _store(address: str, port: int, place: launchers.Place, timeout: timedelta):
     )
 
 
-def _serve(port: int, job: str, number: int, place: launchers.Place, timeout: timedelta):
+def _serve(port: int, owner: str, place: launchers.Place, timeout: timedelta):
     store = _store(LOOPBACK, port, place, timeout)
-    store.set(_OWNER, f"{job} {number}")
+    store.set(_OWNER, f"{owner} {secrets.token_hex(8)}")
     return store
 
 
@@ -100,14 +96,17 @@ def _try_to_join(address: str, point: Point, place: launchers.Place, timeout: ti
     try:
         store = _store(address, point.port, place, timeout)
         store.wait([_OWNER], _OWNER_S)
-        job, _, number = store.get(_OWNER).decode().rpartition(" ")
+        said = store.get(_OWNER).decode()
     except DistNetworkError:
         return None  # an older one that is just closing
     except DistStoreError:
         raise IsForeign from None
-    if job != point.job:
+    if said.rpartition(" ")[0] != point.owner:
         raise IsForeign
-    return store if number == str(point.number) else None
+    if said in _joined:
+        return None
+    _joined.add(said)
+    return store
 
 
 def _join(point: Point, place: launchers.Place, timeout: timedelta):
@@ -134,6 +133,7 @@ def _join(point: Point, place: launchers.Place, timeout: timedelta):
 
 KeySpace = pmi.KeySpace | pmix.KeySpace
 _FAILED = "failed:"  # in place of a point: why there is none
+_keys = count()
 
 
 def _key_space(environment: Mapping[str, str]) -> KeySpace | None:
@@ -143,14 +143,14 @@ def _key_space(environment: Mapping[str, str]) -> KeySpace | None:
 def _serve_by_keys(keys: KeySpace, key: str, place: launchers.Place, timeout: timedelta):
     """The store is there before it is said where: no other job can take the port meanwhile."""
     port, address = os.environ.get("MASTER_PORT") or "0", os.environ.get("MASTER_ADDR")
-    job, number = secrets.token_hex(8), next(_numbers)
+    owner = secrets.token_hex(8)
     try:
         with said_point.clear_errors(f"MASTER_PORT={port}"):
-            store = _serve(int(port), job, number, place, timeout)
+            store = _serve(int(port), owner, place, timeout)
     except Exception as error:
         keys.publish(key, _FAILED + quote(str(error)[:300]), timeout.total_seconds())
         raise
-    point = Point(store.port, job, number, [address] if address else _own(place))
+    point = Point(store.port, owner, [address] if address else _own(place))
     keys.publish(key, point.text(), timeout.total_seconds())
     return store, LOOPBACK
 
@@ -168,9 +168,6 @@ def _meet_by_keys(keys: KeySpace, place: launchers.Place, timeout: timedelta):
     if text.startswith(_FAILED):
         raise RuntimeError(f"rank 0 has failed: {unquote(text.removeprefix(_FAILED))}")
     return _join(Point.parse(text), place, timeout)
-
-
-_keys = count()
 
 
 def _own(place: launchers.Place) -> list[str]:
@@ -216,14 +213,14 @@ def _derived_point(environment: Mapping[str, str], place: launchers.Place) -> Po
     if not job or not address:
         return None
     port = int(environment.get("MASTER_PORT") or port_of_job(environment))
-    return Point(port, job, next(_numbers), [address])
+    return Point(port, job, [address])
 
 
 def _meet_at(point: Point, place: launchers.Place, timeout: timedelta):
     if place.rank != 0:
         return _join(point, place, timeout)
     with said_point.clear_errors(f"port {point.port}, which follows from the number of the job,"):
-        store = _serve(point.port, point.job, point.number, place, timeout)
+        store = _serve(point.port, point.owner, place, timeout)
     return store, point.addresses[0]
 
 

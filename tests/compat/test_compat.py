@@ -16,6 +16,9 @@ from checks import says_growth, says_same
 from documents import Edit, Source, blocks, commands, edited, find
 from launching import (
     BOUND_S,
+    HYDRA_LABEL,
+    INTEL_MPI,
+    MPICH,
     SIZE,
     SLURM_LABEL,
     WAYS,
@@ -26,6 +29,7 @@ from launching import (
     fixed_port,
     free_port,
     run_script,
+    split_by_label,
 )
 from over_hosts import run_over_hosts
 
@@ -160,6 +164,31 @@ def test_spawn(tmp_path, launch_table):
 
 
 # ---- lines that name hosts
+
+ONE_HOST = r"""
+source ~/.local/env/setvars.sh
+{preload}
+export CCL_WORKER_COUNT=1 CCL_WORKER_AFFINITY=0,1
+mpiexec.hydra -np 2 -ppn 2 -l -genv I_MPI_PIN_DOMAIN=[0x1,0x2] \
+              -genv KMP_BLOCKTIME=1 -genv KMP_AFFINITY=granularity=fine,compact,1,0 \
+              -genv OMP_NUM_THREADS=1 python -u train_in_lines.py
+"""
+PRELOAD = 'export LD_PRELOAD="${CONDA_PREFIX}/lib/libiomp5.so"'
+#: Lines in one piece each: with `python -u`, labels of -l stand before each piece.
+IN_LINES = (
+    "import sys\nprint = lambda *words: sys.stdout.write(' '.join(map(str, words)) + '\\n')\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preload", [PRELOAD, ""], ids=["libiomp5", "torch's OpenMP"])
+@pytest.mark.parametrize("mpiexec", [MPICH, INTEL_MPI], ids=["MPICH", "Intel MPI"])
+def test_hydra_on_one_host(mpiexec, preload):
+    files = {"train_in_lines.py": IN_LINES + (SCRIPTS / "train.py").read_text()}
+    _, out, _ = run_over_hosts(1, ONE_HOST.format(preload=preload), files, mpiexec)
+    said = split_by_label("\n".join(out), HYDRA_LABEL)
+    has_trained([Finished(rank, said[str(rank)], "") for rank in range(SIZE)], Path())
+
 
 WHERE = {"where.py": (SCRIPTS / "where.py").read_text()}
 

@@ -24,7 +24,6 @@ class Launcher(NamedTuple):
 
 
 ENVIRONMENT = Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-HYDRA = Launcher("hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 #: The first one that is found wins: the innermost launcher comes first. MPI's are started by
 #: Slurm's, not the other way round; RANK and WORLD_SIZE come from torchrun or were set by hand.
@@ -45,7 +44,8 @@ LAUNCHERS = (
         "MV2_COMM_WORLD_LOCAL_SIZE",
     ),
     Launcher("PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
-    HYDRA,  # MPICH and Intel MPI
+    # MPICH and Intel MPI
+    Launcher("hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     # The number of tasks of the *step*: a batch script, which is no task, has only that of the job.
     Launcher(
         "Slurm",
@@ -106,6 +106,9 @@ def place_by(launcher: Launcher, environment: Mapping[str, str]) -> Place | None
     local_rank = _number(environment, launcher.local_rank)
     local_size = _local_size(environment, launcher.local_size)
     return Place(launcher.name, rank, size, local_rank, local_size)
+
+
+LOOPBACK = "127.0.0.1"
 
 
 def is_loopback(address: str) -> bool:

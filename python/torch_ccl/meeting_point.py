@@ -24,14 +24,13 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from torch_ccl import launchers, pmi, pmix, said_point
+from torch_ccl.launchers import LOOPBACK
 
 #: Ports that follow from a job: below those that the kernel gives to whoever asks for any.
 PORTS = range(18000, 30000)
 
 #: Variables that tell one job of a machine from another.
 JOB_NAMES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-
-LOOPBACK = "127.0.0.1"
 
 
 # ---- the store at a point

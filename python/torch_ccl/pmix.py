@@ -40,7 +40,7 @@ class _Process(ctypes.Structure):
 
 
 class _Data(ctypes.Union):
-    # The largest member is a type, which differs between versions, and a text of two pointers.
+    # Room for the largest member, which differs between versions.
     _fields_ = (("text", ctypes.c_char_p), ("room", ctypes.c_uint64 * 8))
 
 

@@ -22,7 +22,7 @@ from torch_ccl.cli import fabric, known_settings
 from torch_ccl.cli.agent.cores import ROOT, cores, list_text, parse_list
 from torch_ccl.cli.host_agent import is_here
 from torch_ccl.cli.machine import cpus_of_this_process, limits, online_cpus, text_of
-from torch_ccl.cli.runner import LOOPBACK, Job, Runner
+from torch_ccl.cli.runner import Job, Runner
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
@@ -382,7 +382,7 @@ class Kept:
 def check_by_trying(_machine: Machine) -> Finding:
     kept = Kept()
     began = time.monotonic()
-    job = Job([sys.executable, "-c", SELF_TEST], {LOOPBACK: [0, 1]})
+    job = Job([sys.executable, "-c", SELF_TEST], {launchers.LOOPBACK: [0, 1]})
     code = Runner(job, kept).run(bound_s=SELF_TEST_S)
     if code == 0:
         took_s = time.monotonic() - began

@@ -51,8 +51,7 @@ def parse_hosts(text: str) -> list[str]:
 def with_one_name_for_this_host(hosts: list[str]) -> list[str]:
     """The best for others, so that its ranks share its cores, whatever it was called."""
     from torch_ccl.cli.host_agent import is_here
-    from torch_ccl.cli.runner import LOOPBACK
-    from torch_ccl.launchers import is_loopback
+    from torch_ccl.launchers import LOOPBACK, is_loopback
 
     here = [host for host in dict.fromkeys(hosts) if is_here(host)]
     name = next((host for host in here if not is_loopback(host)), LOOPBACK)
@@ -118,7 +117,8 @@ def run(
 ) -> None:
     """Start SCRIPT on several ranks, show what they write, and end all of them if one fails."""
     from torch_ccl.cli.machine import cpus_of_this_process
-    from torch_ccl.cli.runner import LOOPBACK, Job, Runner, Terminal
+    from torch_ccl.cli.runner import Job, Runner, Terminal
+    from torch_ccl.launchers import LOOPBACK
 
     if ranks < 1:
         refuse(f"-n {ranks}: there must be at least one rank")

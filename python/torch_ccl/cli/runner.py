@@ -31,7 +31,6 @@ GRACE_S = 5.0  # from the signal that asks a rank to end to the one that ends it
 LAST_ERROR_S = 0.5  # for ssh to say why, when it has closed the connection
 LONGEST_SLEEP_S = 1.0  # a signal may have set one of the times below meanwhile
 NOT_IN_TIME = 124  # as timeout(1) says it
-LOOPBACK = "127.0.0.1"
 
 #: What a rank must not inherit: ours; what would tell it that somebody else serves the store; and
 #: the place of this process in a job around it, which importing our package may have completed.
@@ -158,7 +157,7 @@ class Runner:
     def _find_master(self) -> None:
         """Every host gets an address that leads it to the first one."""
         first, *others = self._agents
-        first.master = LOOPBACK
+        first.master = launchers.LOOPBACK
         if not others:
             return
         candidates = self._ways_to(first)

@@ -9,20 +9,21 @@ PYTEST := .venv/bin/pytest
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup setup-tests build wheel native demo test test-all lint sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help setup setup-tests build wheel native standin demo test applications test-all lint sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
 	@echo "make test       build and test (under 15 minutes on 2 cores)"
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make build      .venv with the package installed"
-	@echo "make wheel      torch_ccl and oneccl_bind_pt as wheels in dist/"
+	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/"
 	@echo "make lint       clang-format, clang-tidy, ruff"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
 	@echo "make bench      against Gloo, with the goals; whole programs; memory, waiting, start"
 	@echo "make bench-hosts   against Gloo over virtual hosts, with the goals; start by number of ranks"
 	@echo "make mutants    planted faults, each of which the tests must catch"
+	@echo "make applications   programs from PyPI with Gloo and with ccl: steps per second, loss"
 	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
 	@echo "make clean      remove what was built (.venv stays)"
 
@@ -42,20 +43,26 @@ build: .venv/.package
 # Shares build/package with `build`, so each finds compiled what the other has compiled.
 wheel: setup
 	@echo "building wheels in $(DIST)"
-	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" . ./packaging/oneccl_bind_pt
+	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" . ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
 
 # The C++ library and its tests, without torch.
 native: setup
 	cmake --preset release --log-level=WARNING
 	cmake --build --preset release
 
+# The accelerator of the tests, against the torch of .venv.
+standin: setup
+	cmake -S tests/standin -B build/standin -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(VENV_PYTHON) --log-level=WARNING
+	cmake --build build/standin
+
 demo: build
 	$(VENV_PYTHON) examples/demo.py $(ARGS)
 
-test: build native setup-tests
+test: build native standin setup-tests
 	$(PYTEST) tests -m "not slow" $(ARGS)
 
-test-all: build native setup-tests
+test-all: build native standin setup-tests
+	@tools/setup.sh applications
 	$(PYTEST) tests $(ARGS)
 
 lint: build native
@@ -79,7 +86,11 @@ bench-hosts: build setup-tests
 mutants: build native
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)
 
-compat: build setup-tests
+applications: build
+	@tools/setup.sh applications
+	$(VENV_PYTHON) tests/applications/run.py $(ARGS)
+
+compat: build standin setup-tests
 	$(VENV_PYTHON) tests/compat/run.py $(DOCS) $(ARGS)
 
 clean:

@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 
@@ -48,8 +49,8 @@ void Call::check_input(const at::Tensor& tensor, const char* argument) const {
   require(tensor.defined(), "`", argument, "` is an undefined tensor");
   require(tensor.layout() == at::kStrided, "`", argument, "` must be dense, but its layout is ",
           tensor.layout());
-  require(tensor.device().is_cpu(), "`", argument, "` must be on the CPU, but it is on ",
-          tensor.device());
+  require(tensor.is_cpu() || at::accelerator::isAccelerator(tensor.device().type()), "`", argument,
+          "` must be on the CPU or an accelerator, but it is on ", tensor.device());
   require(dtype_of(tensor.scalar_type()).has_value(), "`", argument, "` has the unsupported dtype ",
           tensor.scalar_type());
 }
@@ -65,6 +66,11 @@ void Call::check_same_dtype(const at::Tensor& tensor, const char* argument, cons
                             const char* other_argument) const {
   require(tensor.scalar_type() == other.scalar_type(), "`", argument, "` has dtype ",
           tensor.scalar_type(), ", but `", other_argument, "` has dtype ", other.scalar_type());
+}
+
+void Call::check_same_device(const at::Tensor& tensor, const at::Tensor& other) const {
+  require(tensor.device() == other.device(), "the tensors of a call must be on one device, but ",
+          "they are on ", other.device(), " and ", tensor.device());
 }
 
 void Call::check_rank(int64_t rank, const char* argument) const {
@@ -95,13 +101,21 @@ tccl::Reduction Call::reduction(const c10d::ReduceOp& op, const at::Tensor& tens
 }
 
 const void* Call::readable(const at::Tensor& tensor) {
-  memory_.push_back(is_plain(tensor) ? tensor : contiguous_copy(tensor));
-  return memory_.back().const_data_ptr();
+  return data_of(is_plain(tensor) ? tensor : contiguous_copy(tensor));
+}
+
+void* Call::data_of(const at::Tensor& tensor) {
+  if (!memory_.empty()) check_same_device(tensor, memory_.front());
+  memory_.push_back(tensor);
+  // A const tensor's memory, too: the operations know which of it they only read.
+  if (tensor.is_cpu()) return const_cast<void*>(tensor.const_data_ptr());
+  if (!staging_) staging_ = std::make_unique<Staging>(tensor.device());
+  return staging_->room_for(tensor);
 }
 
 const void* Call::readable_apart(const at::Tensor& tensor, const void* allowed) {
   const auto overlaps_tensor = [&](const at::Tensor& out) { return overlap(tensor, out); };
-  const bool copies = is_plain(tensor) && tensor.const_data_ptr() != allowed &&
+  const bool copies = tensor.is_cpu() && is_plain(tensor) && tensor.const_data_ptr() != allowed &&
                       std::ranges::any_of(written_, overlaps_tensor);
   return readable(copies ? contiguous_copy(tensor) : tensor);
 }
@@ -112,9 +126,9 @@ void* Call::writable(const at::Tensor& tensor, Contents contents) {
     room = contents == with_contents ? contiguous_copy(tensor) : contiguous_room(tensor);
     results_.push_back({room, tensor});
   }
-  memory_.push_back(room);
   written_.push_back(room);
-  return room.mutable_data_ptr();
+  if (room.is_cpu()) room.mutable_data_ptr();  // it may be a lazy copy of another
+  return data_of(room);
 }
 
 std::span<const tccl::Block> Call::keep(std::vector<tccl::Block> blocks) {
@@ -138,14 +152,32 @@ void Call::set_body(std::uint32_t operations, Body body, std::function<void()> f
 
 tccl::Program Call::program(const std::shared_ptr<const Call>& call) {
   if (call->body_) return {call->method().name, call->body_operations_, call->body_};
+  if (call->staging_)
+    return {call->method().name, call->staging_->operations(),
+            [call](const tccl::Program::Run& run) { call->staging_->run(run); }};
   const auto operations = static_cast<std::uint32_t>(call->operations_.size());
   return {call->method().name, operations, [call](const tccl::Program::Run& run) {
             for (const tccl::Operation& operation : call->operations_) run(operation);
           }};
 }
 
+void Call::begin_staging(std::chrono::milliseconds timeout) {
+  if (!staging_) return;
+  const Place place{group_->rank, group_->size};
+  staging_->begin({operations_.data(), operations_.size()}, place, group_->staging_bytes, timeout);
+  if (is_message()) staging_->await_inputs();  // it is sent as soon as it is started
+}
+
 void Call::finish() const {
   if (finish_) finish_();
+  if (staging_) {
+    staging_->finish([this] { copy_results(); });
+  } else {
+    copy_results();
+  }
+}
+
+void Call::copy_results() const {
   for (const Copy& copy : results_) copy_below_autograd(copy.to, copy.from);
 }
 

@@ -7,9 +7,9 @@
 //   call.add(tccl::allreduce(data, data, count_of(tensor), dtype_of(tensor), reduction));
 //
 // Tensors that are not contiguous are worked on in a contiguous copy, which is copied back when the
-// operations are complete. A refused argument is a ValueError that names the call, the argument,
-// the rank and the group. Not thread-safe: a call belongs to the thread that builds it, then to the
-// one that completes it.
+// operations are complete; those of an accelerator in host memory (staging.h). A refused argument
+// is a ValueError that names the call, the argument, the rank and the group. Not thread-safe: a
+// call belongs to the thread that builds it, then to the one that completes it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +20,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -29,6 +30,7 @@
 
 #include "batches.h"
 #include "dtypes.h"
+#include "staging.h"
 #include "tccl/communicator.h"
 
 namespace torch_ccl {
@@ -37,7 +39,8 @@ using Tensors = std::vector<at::Tensor>;
 using FewTensors = c10::SmallVector<at::Tensor, 2>;  // most calls: no memory of its own
 
 /// What a method of the backend is called: in torch's enumeration, in the rows of its profiler that
-/// this backend adds (pg::allreduce), and in torch's own rows.
+/// this backend adds (pg::allreduce), and in torch's own rows (ccl:all_reduce), there behind the
+/// backend's name.
 struct Method {
   c10d::OpType type;
   const char* name;
@@ -49,6 +52,8 @@ struct GroupFacts {
   int rank;
   int size;
   std::string name;
+  std::string backend;            // as the program named it
+  std::size_t staging_bytes = 0;  // of a piece
   Batches batches{};
 };
 
@@ -77,6 +82,7 @@ class Call {
   void check_output(const at::Tensor& tensor, const char* argument) const;
   void check_same_dtype(const at::Tensor& tensor, const char* argument, const at::Tensor& other,
                         const char* other_argument) const;
+  void check_same_device(const at::Tensor& tensor, const at::Tensor& other) const;
   void check_rank(int64_t rank, const char* argument) const;
   /// One tensor for each rank of the group.
   void check_list_length(const Tensors& list, const char* argument) const;
@@ -115,18 +121,26 @@ class Call {
   /// For what the Work shows: its profiler rows, and its result.
   void set_tensors(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
 
+  /// For tensors of an accelerator, before the rest of this: starts to bring them to the host.
+  void begin_staging(std::chrono::milliseconds timeout);
   /// All of it has been checked.
   void accept() noexcept { end_batch_on_throw_.batches = nullptr; }
   [[nodiscard]] const Method& method() const noexcept { return *method_; }
+  [[nodiscard]] const GroupFacts& group() const noexcept { return *group_; }
   /// Null if the call is anything but one plain operation.
   [[nodiscard]] const tccl::Operation* single() const noexcept {
-    return operations_.size() == 1 ? operations_.data() : nullptr;
+    if (operations_.size() != 1 || (staging_ && !is_message())) return nullptr;
+    return operations_.data();
   }
   /// All that is to be done. `call` is kept alive by what this returns.
   static tccl::Program program(const std::shared_ptr<const Call>& call);
   [[nodiscard]] bool is_empty() const noexcept { return operations_.empty() && !body_; }
   [[nodiscard]] const FewTensors& inputs() const noexcept { return inputs_; }
   [[nodiscard]] const FewTensors& outputs() const noexcept { return outputs_; }
+  /// Of an accelerator: the one on which the outputs are written.
+  [[nodiscard]] std::optional<c10::Stream> output_stream() const {
+    return staging_ ? std::optional(staging_->output_stream()) : std::nullopt;
+  }
   /// To be called once the operations are complete: brings results to their tensors.
   void finish() const;
 
@@ -134,6 +148,14 @@ class Call {
   struct Copy {
     at::Tensor from, to;
   };
+  [[nodiscard]] bool is_message() const noexcept {
+    const tccl::Op op = operations_.front().op;
+    return op == tccl::Op::send || op == tccl::Op::recv;
+  }
+  /// Where the operations find a contiguous tensor.
+  void* data_of(const at::Tensor& tensor);
+  void copy_results() const;
+
   /// torch does not end a batch in which a call has failed.
   struct EndBatchOnThrow {
     explicit EndBatchOnThrow(Batches& b) : batches(&b) {}
@@ -157,6 +179,7 @@ class Call {
   FewTensors memory_;   // what is read and written
   FewTensors written_;  // those of them that are written
   std::vector<Copy> results_;
+  std::unique_ptr<Staging> staging_;  // if the tensors are an accelerator's
   Body body_;
   std::uint32_t body_operations_ = 0;
   std::function<void()> finish_;

@@ -38,13 +38,14 @@ c10::intrusive_ptr<ProcessGroupCCL> create(const c10d::DistributedBackendOptions
                                               std::move(options), world ? "world" : group.group_id);
 }
 
-// ProcessGroupCCL(store, rank, size, timeout) in Python. The GIL is released here, and not by a
+// ProcessGroupCCL(store, rank, size, ...) in Python. The GIL is released here, and not by a
 // guard around all of it: pybind enters the new object into its tables, which the GIL protects.
 c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& store, int rank,
-                                              int size, milliseconds timeout) {
+                                              int size, milliseconds timeout,
+                                              const std::string& name, const std::string& backend) {
   const py::gil_scoped_release without_gil;
   return c10::make_intrusive<ProcessGroupCCL>(store, rank, size,
-                                              c10::make_intrusive<Options>(timeout), "world");
+                                              c10::make_intrusive<Options>(timeout, backend), name);
 }
 
 tccl::WireFormat wire_format_named(const std::string& name) {
@@ -86,7 +87,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout);
   group
       .def(py::init(&torch_ccl::construct), py::arg("store"), py::arg("rank"), py::arg("size"),
-           py::arg("timeout") = kBackendDefaultTimeout)
+           py::arg("timeout") = kBackendDefaultTimeout, py::arg("name") = "world",
+           py::arg("backend") = torch_ccl::kBackendName)
+      .def("_set_default_timeout", &ProcessGroupCCL::setTimeout, py::arg("timeout"), WithoutGil(),
+           "What torch calls on its own backends for set_timeout().")
       .def_property_readonly("options", &ProcessGroupCCL::getBackendOptions)
       .def(
           "allreduce_packed",
@@ -97,6 +101,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           },
           py::arg("tensors"), py::arg("options"), py::arg("wire_dtype"), WithoutGil(),
           "As allreduce; float32 travels between hosts as \"bf16\" or \"int8\".")
+      .def(
+          "_set_native",
+          [](ProcessGroupCCL& group, const std::string& device,
+             const c10::intrusive_ptr<c10d::Backend>& backend) {
+            group.set_native(at::Device(device).type(), backend);
+          },
+          py::arg("device"), py::arg("backend"),
+          "Tensors on devices of this type go to this backend.")
       .def("get_error", &ProcessGroupCCL::getError, WithoutGil(),
            "Why the group is dead, or SUCCESS while it lives.");
 
@@ -109,6 +121,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       py::arg("size"), py::arg("dtype"), WithoutGil(),
       "An uninitialised tensor in memory that the ranks of this host share.");
+  module.def("operation_count", &ProcessGroupCCL::operation_count,
+             "How many collectives and messages this process has started over ccl.");
   module.def("info", &torch_ccl::info, "What the library would do in this process.");
   module.def("addresses_of_this_host", &tccl::addresses_of_this_host,
              "By which other hosts may reach this one, the best first.");

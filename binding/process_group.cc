@@ -10,6 +10,7 @@
 #include "gil.h"
 #include "monitored_barrier.h"
 #include "sparse.h"
+#include "tccl/info.h"
 #include "work.h"
 
 namespace torch_ccl {
@@ -17,38 +18,39 @@ namespace {
 
 using c10d::OpType;
 
-// The titles are those of torch's own backends where its tests look for them.
-constexpr Method kAllreduce{OpType::ALLREDUCE, "allreduce", "ccl:all_reduce"};
+// The titles are those of torch's own backends, where its tests look for them.
+constexpr Method kAllreduce{OpType::ALLREDUCE, "allreduce", "all_reduce"};
 constexpr Method kAllreduceCoalesced{OpType::ALLREDUCE_COALESCED, "allreduce_coalesced",
-                                     "ccl:all_reduce"};
+                                     "all_reduce"};
 constexpr Method kAllreduceSparse{OpType::_ALLREDUCE_SPARSE, "allreduce_sparse",
-                                  "ccl:sparse_all_reduce"};
-constexpr Method kBroadcast{OpType::BROADCAST, "broadcast", "ccl:broadcast"};
-constexpr Method kReduce{OpType::REDUCE, "reduce", "ccl:reduce"};
-constexpr Method kAllgather{OpType::ALLGATHER, "allgather", "ccl:all_gather"};
-constexpr Method kAllgatherBase{OpType::_ALLGATHER_BASE, "_allgather_base", "ccl:_all_gather_base"};
+                                  "sparse_all_reduce"};
+constexpr Method kBroadcast{OpType::BROADCAST, "broadcast", "broadcast"};
+constexpr Method kReduce{OpType::REDUCE, "reduce", "reduce"};
+constexpr Method kAllgather{OpType::ALLGATHER, "allgather", "all_gather"};
+constexpr Method kAllgatherBase{OpType::_ALLGATHER_BASE, "_allgather_base", "_all_gather_base"};
 constexpr Method kAllgatherCoalesced{OpType::ALLGATHER_COALESCED, "allgather_coalesced",
-                                     "ccl:all_gather"};
+                                     "all_gather"};
 constexpr Method kAllgatherIntoTensorCoalesced{
-    OpType::ALLGATHER_COALESCED, "allgather_into_tensor_coalesced", "ccl:_all_gather_base"};
-constexpr Method kGather{OpType::GATHER, "gather", "ccl:gather"};
-constexpr Method kScatter{OpType::SCATTER, "scatter", "ccl:scatter"};
-constexpr Method kReduceScatter{OpType::REDUCE_SCATTER, "reduce_scatter", "ccl:reduce_scatter"};
+    OpType::ALLGATHER_COALESCED, "allgather_into_tensor_coalesced", "_all_gather_base"};
+constexpr Method kGather{OpType::GATHER, "gather", "gather"};
+constexpr Method kScatter{OpType::SCATTER, "scatter", "scatter"};
+constexpr Method kReduceScatter{OpType::REDUCE_SCATTER, "reduce_scatter", "reduce_scatter"};
 constexpr Method kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE, "_reduce_scatter_base",
-                                    "ccl:_reduce_scatter_base"};
+                                    "_reduce_scatter_base"};
 constexpr Method kReduceScatterTensorCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED,
                                                "reduce_scatter_tensor_coalesced",
-                                               "ccl:_reduce_scatter_base"};
-constexpr Method kAlltoallBase{OpType::ALLTOALL_BASE, "alltoall_base", "ccl:all_to_all"};
-constexpr Method kAlltoall{OpType::ALLTOALL, "alltoall", "ccl:all_to_all"};
-constexpr Method kBarrier{OpType::BARRIER, "barrier", "ccl:barrier"};
-constexpr Method kSend{OpType::SEND, "send", "ccl:send"};
-constexpr Method kRecv{OpType::RECV, "recv", "ccl:recv"};
-constexpr Method kRecvAnysource{OpType::RECVANYSOURCE, "recvAnysource", "ccl:recvAnySource"};
+                                               "_reduce_scatter_base"};
+constexpr Method kAlltoallBase{OpType::ALLTOALL_BASE, "alltoall_base", "all_to_all"};
+constexpr Method kAlltoall{OpType::ALLTOALL, "alltoall", "all_to_all"};
+constexpr Method kBarrier{OpType::BARRIER, "barrier", "barrier"};
+constexpr Method kSend{OpType::SEND, "send", "send"};
+constexpr Method kRecv{OpType::RECV, "recv", "recv"};
+constexpr Method kRecvAnysource{OpType::RECVANYSOURCE, "recvAnysource", "recvAnySource"};
 
 c10::intrusive_ptr<ProcessGroupCCL::Options> own_options(
     const c10::intrusive_ptr<c10d::Backend::Options>& given, std::chrono::milliseconds timeout) {
-  auto options = c10::make_intrusive<ProcessGroupCCL::Options>(timeout);
+  auto options =
+      c10::make_intrusive<ProcessGroupCCL::Options>(timeout, given ? given->backend : kBackendName);
   if (!given) return options;
   options->timeout = given->timeout;
   options->group_name = given->group_name;
@@ -57,16 +59,19 @@ c10::intrusive_ptr<ProcessGroupCCL::Options> own_options(
   return options;
 }
 
+std::atomic<std::uint64_t> operations_of_process{0};  // relaxed: only a number to look at
+
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(const StorePtr& store, int rank, int size,
                                  c10::intrusive_ptr<Options> options, std::string name)
     : Backend(rank, size),
       options_(std::move(options)),
-      facts_{rank, size, std::move(name)},
+      facts_{rank, size, std::move(name), options_->backend},
       communicator_(make_communicator(store, rank, size,
                                       {.name = facts_.name, .timeout = options_->timeout})),
       timeout_(options_->timeout) {
+  facts_.staging_bytes = tccl::info().staging_bytes;
   init();
 }
 
@@ -82,6 +87,10 @@ void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
   timeout_.store(timeout, std::memory_order_relaxed);
 }
 
+std::uint64_t ProcessGroupCCL::operation_count() noexcept {
+  return operations_of_process.load(std::memory_order_relaxed);
+}
+
 std::chrono::milliseconds ProcessGroupCCL::effective(std::chrono::milliseconds timeout) const {
   return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
 }
@@ -89,7 +98,6 @@ std::chrono::milliseconds ProcessGroupCCL::effective(std::chrono::milliseconds t
 // ---- how a call is run
 
 namespace {
-
 // The usual case needs no memory: `arguments` are shared only if they have to outlive this call.
 void run_to_its_end(tccl::Communicator& communicator, Call& arguments,
                     std::chrono::milliseconds timeout) {
@@ -117,7 +125,13 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::milliseconds timeout,
                                                  bool asynchronous) {
+  try {
+    arguments.begin_staging(effective(timeout));
+  } catch (const tccl::Error& error) {
+    throw_as_torch(error);
+  }
   arguments.accept();
+  operations_of_process.fetch_add(1, std::memory_order_relaxed);
   at::RecordFunction row(at::RecordScope::FUNCTION);
   if (row.isActive()) {
     const std::vector<c10::IValue> inputs(arguments.inputs().begin(), arguments.inputs().end());
@@ -147,6 +161,27 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
   return work;
 }
 
+// ---- tensors of a device that has a backend of its own
+
+void ProcessGroupCCL::set_native(at::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend) {
+  native_device_ = device;
+  native_ = std::move(backend);
+}
+
+c10d::Backend* ProcessGroupCCL::native_for(const at::Tensor& tensor) const {
+  return native_ && tensor.defined() && tensor.device().type() == native_device_ ? native_.get()
+                                                                                 : nullptr;
+}
+
+c10d::Backend* ProcessGroupCCL::native_for(const Tensors& tensors) const {
+  return tensors.empty() ? nullptr : native_for(tensors.front());
+}
+
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::in_batch(WorkPtr work) {
+  if (facts_.batches.is_open()) facts_.batches.add(work);
+  return work;
+}
+
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch_point_to_point(Call call) {
   return launch(std::move(call), c10d::kUnsetTimeout, /*asynchronous=*/true);
 }
@@ -171,6 +206,7 @@ void ProcessGroupCCL::add_allreduce(Call& call, const at::Tensor& tensor, const 
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
                                                     const c10d::AllreduceOptions& options) {
+  if (auto* native = native_for(tensors)) return in_batch(native->allreduce(tensors, options));
   Call call(kAllreduce, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   if (tensor.defined() && tensor.layout() == at::kSparse) return allreduce_sparse(tensors, options);
@@ -188,6 +224,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  if (auto* native = native_for(tensors))
+    return in_batch(native->allreduce_coalesced(tensors, options));
   Call call(kAllreduceCoalesced, facts_);
   for (const at::Tensor& tensor : tensors) add_allreduce(call, tensor, options.reduceOp);
   return launch(std::move(call), options);
@@ -195,6 +233,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_coalesced(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options) {
+  if (auto* native = native_for(tensors))
+    return in_batch(native->allreduce_sparse(tensors, options));
   Call call(kAllreduceSparse, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   add_sparse_allreduce(call, facts_, tensor, options.reduceOp);
@@ -204,6 +244,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
                                                  const c10d::ReduceOptions& options) {
+  if (auto* native = native_for(tensors)) return in_batch(native->reduce(tensors, options));
   Call call(kReduce, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_rank(options.rootRank, "root");
@@ -220,6 +261,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
+  if (auto* native = native_for(outputs))
+    return in_batch(native->reduce_scatter(outputs, inputs, options));
   Call call(kReduceScatter, facts_);
   const at::Tensor& output = call.only(outputs, "output");
   const Tensors& input = call.only(inputs, "input_list");
@@ -259,6 +302,8 @@ void ProcessGroupCCL::add_reduce_scatter(Call& call, const at::Tensor& output,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  if (auto* native = native_for(output))
+    return in_batch(native->_reduce_scatter_base(output, input, options));
   Call call(kReduceScatterBase, facts_);
   add_reduce_scatter(call, output, input, options.reduceOp);
   return launch(std::move(call), options);
@@ -266,6 +311,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  if (auto* native = native_for(outputs))
+    return in_batch(native->reduce_scatter_tensor_coalesced(outputs, inputs, options));
   Call call(kReduceScatterTensorCoalesced, facts_);
   call.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -277,6 +324,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::broadcast(Tensors& tensors,
                                                     const c10d::BroadcastOptions& options) {
+  if (auto* native = native_for(tensors)) return in_batch(native->broadcast(tensors, options));
   Call call(kBroadcast, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_rank(options.rootRank, "root");
@@ -310,6 +358,8 @@ void ProcessGroupCCL::add_allgatherv(Call& call, const Tensors& outputs, const a
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
+  if (auto* native = native_for(inputs))
+    return in_batch(native->allgather(outputs, inputs, options));
   Call call(kAllgather, facts_);
   const at::Tensor& input = call.only(inputs, "input");
   add_allgatherv(call, call.only(outputs, "output_list"), input);
@@ -318,6 +368,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& output
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_coalesced(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  if (auto* native = native_for(inputs))
+    return in_batch(native->allgather_coalesced(outputs, inputs, options));
   Call call(kAllgatherCoalesced, facts_);
   call.require(outputs.size() == static_cast<std::size_t>(getSize()), "`output_lists` must hold ",
                "one list per rank, ", getSize(), " in all, but it holds ", outputs.size());
@@ -345,6 +397,8 @@ void ProcessGroupCCL::add_allgather(Call& call, const at::Tensor& output, const 
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                           const c10d::AllgatherOptions& options) {
+  if (auto* native = native_for(input))
+    return in_batch(native->_allgather_base(output, input, options));
   Call call(kAllgatherBase, facts_);
   add_allgather(call, output, input);
   return launch(std::move(call), options);
@@ -352,6 +406,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  if (auto* native = native_for(inputs))
+    return in_batch(native->allgather_into_tensor_coalesced(outputs, inputs, options));
   Call call(kAllgatherIntoTensorCoalesced, facts_);
   call.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) add_allgather(call, outputs[i], inputs[i]);
@@ -360,6 +416,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                  const c10d::GatherOptions& options) {
+  if (auto* native = native_for(inputs)) return in_batch(native->gather(outputs, inputs, options));
   Call call(kGather, facts_);
   const at::Tensor& input = call.only(inputs, "input");
   call.check_input(input, "input");
@@ -386,6 +443,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, 
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                   const c10d::ScatterOptions& options) {
+  if (auto* native = native_for(outputs))
+    return in_batch(native->scatter(outputs, inputs, options));
   Call call(kScatter, facts_);
   const at::Tensor& output = call.only(outputs, "output");
   call.check_output(output, "output");
@@ -455,6 +514,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
                                                         std::vector<int64_t>& output_splits,
                                                         std::vector<int64_t>& input_splits,
                                                         const c10d::AllToAllOptions& options) {
+  if (auto* native = native_for(input))
+    return in_batch(native->alltoall_base(output, input, output_splits, input_splits, options));
   Call call(kAlltoallBase, facts_);
   call.check_input(input, "input");
   call.check_output(output, "output");
@@ -473,6 +534,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
                                                    const c10d::AllToAllOptions& options) {
+  if (auto* native = native_for(inputs))
+    return in_batch(native->alltoall(outputs, inputs, options));
   Call call(kAlltoall, facts_);
   call.check_list_length(outputs, "output_list");
   call.check_list_length(inputs, "input_list");
@@ -506,6 +569,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& options, bool
   // Unlike elsewhere, zero is a timeout of its own here: who is not there already has not come.
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? effective(options.timeout) : options.timeout;
+  operations_of_process.fetch_add(1, std::memory_order_relaxed);
   const auto number = monitored_barriers_.fetch_add(1, std::memory_order_relaxed);
   monitored_barrier(*communicator_, number, timeout, wait_all_ranks);
 }
@@ -513,6 +577,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& options, bool
 // ---- point to point
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::send(Tensors& tensors, int destination, int tag) {
+  if (auto* native = native_for(tensors)) return in_batch(native->send(tensors, destination, tag));
   Call call(kSend, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_input(tensor, "tensor");
@@ -538,11 +603,13 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::receive(const Method& method, Tensors&
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recv(Tensors& tensors, int source, int tag) {
+  if (auto* native = native_for(tensors)) return in_batch(native->recv(tensors, source, tag));
   if (source == tccl::kAnySource) Call(kRecv, facts_).check_rank(source, "source");
   return receive(kRecv, tensors, source, tag);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recvAnysource(Tensors& tensors, int tag) {
+  if (auto* native = native_for(tensors)) return in_batch(native->recvAnysource(tensors, tag));
   return receive(kRecvAnysource, tensors, tccl::kAnySource, tag);
 }
 

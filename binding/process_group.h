@@ -7,6 +7,8 @@
 // needs Python's GIL, though a user's hook or tensor may take it.
 #pragma once
 
+#include <ATen/ops/empty.h>
+
 #include <atomic>
 #include <memory>
 #include <string>
@@ -27,9 +29,17 @@ class ProcessGroupCCL final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
+  /// `backend` is the name that the program asked for: another one where this backend takes the
+  /// place of torch's own (docs/replacing.md).
   struct Options final : c10d::Backend::Options {
-    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-        : c10d::Backend::Options(kBackendName, timeout) {}
+    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout,
+                     std::string backend = kBackendName)
+        : c10d::Backend::Options(std::move(backend), timeout) {}
+
+    // DDP's logger reads c10d::ProcessGroupGloo's options_->threads from whatever serves "gloo", by
+    // a static_cast. So these, and options_ behind a shared_ptr, lie where they do in that class.
+    std::vector<std::shared_ptr<void>> gloo_devices;
+    int gloo_threads = 2;
   };
 
   /// Meets the other ranks through `store`, whose keys belong to this group alone. `name` is for
@@ -40,6 +50,8 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  /// How many collectives and messages this process has started, in all groups.
+  static std::uint64_t operation_count() noexcept;
   /// For calls from now on that name no timeout of their own.
   void setTimeout(std::chrono::milliseconds timeout) override;
 
@@ -105,8 +117,14 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    return empty_shared({size}, options);
+    return options.device().is_cpu() ? empty_shared({size}, options) : at::empty({size}, options);
   }
+
+  // ---- devices that have a backend of their own
+
+  /// Tensors on such a device go to this backend instead of through host memory. To be called
+  /// before the first of them comes.
+  void set_native(at::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
 
   // ---- other groups
 
@@ -141,6 +159,9 @@ class ProcessGroupCCL final : public c10d::Backend {
     return launch(std::move(call), options.timeout, options.asyncOp);
   }
   WorkPtr launch_point_to_point(Call call);
+  [[nodiscard]] c10d::Backend* native_for(const at::Tensor& tensor) const;
+  [[nodiscard]] c10d::Backend* native_for(const Tensors& tensors) const;
+  WorkPtr in_batch(WorkPtr work);
   void add_allreduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op,
                      tccl::WireFormat format = tccl::WireFormat::by_setting);
   void add_allgather(Call& call, const at::Tensor& output, const at::Tensor& input);
@@ -150,9 +171,12 @@ class ProcessGroupCCL final : public c10d::Backend {
   WorkPtr receive(const Method& method, Tensors& tensors, int source, int tag);
   std::chrono::milliseconds effective(std::chrono::milliseconds timeout) const;
 
+  const std::shared_ptr<void> gloo_store_;  // empty, and first: see Options
   const c10::intrusive_ptr<Options> options_;
   GroupFacts facts_;
   const std::shared_ptr<tccl::Communicator> communicator_;
+  c10::intrusive_ptr<c10d::Backend> native_;
+  at::DeviceType native_device_ = at::kCPU;  // of native_, if there is one
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
   std::atomic<std::chrono::milliseconds> timeout_;    // relaxed: guards nothing but itself
   std::atomic<std::uint32_t> monitored_barriers_{0};  // the same

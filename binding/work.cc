@@ -2,6 +2,7 @@
 
 #include <ATen/core/jit_type.h>
 #include <ATen/record_function.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <utility>
@@ -24,6 +25,18 @@ int64_t elements_of(const Call& call) {
   return elements_in(call.inputs().empty() ? call.outputs() : call.inputs());
 }
 
+// The base class copies it. Null, which saves it a row of the profiler, if there is none.
+class TitleForProfiler {
+ public:
+  explicit TitleForProfiler(const Call& call) {
+    if (at::hasCallbacks()) title_ = c10::str(call.group().backend, ":", call.method().title);
+  }
+  [[nodiscard]] const char* c_str() const { return title_.empty() ? nullptr : title_.c_str(); }
+
+ private:
+  std::string title_;
+};
+
 // The base class looks at them only for a profiler.
 std::optional<std::vector<at::Tensor>> tensors_for_profiler(const Call& call) {
   if (!at::hasCallbacks()) return std::nullopt;
@@ -40,11 +53,12 @@ c10d::WorkResult result_of(const std::exception_ptr& error) {
 WorkCCL::WorkCCL(const Call& call, uint64_t sequence,
                  const std::shared_ptr<tccl::Communicator>& communicator,
                  std::shared_ptr<Ledger> ledger)
-    : Work(-1, call.method().type, call.method().title, tensors_for_profiler(call)),
+    : Work(-1, call.method().type, TitleForProfiler(call).c_str(), tensors_for_profiler(call)),
       method_(call.method()),
       outputs_(call.outputs()),
       elements_(elements_of(call)),
       sequence_(sequence),
+      stream_(call.output_stream()),
       communicator_(communicator),
       ledger_(std::move(ledger)) {
   ledger_->begin();
@@ -81,7 +95,7 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
       try {
         finalize();
       } catch (...) {
-        error = std::current_exception();
+        error = as_torch(std::current_exception());
       }
     }
     if (const auto found = seen.lock()) found->complete(error);
@@ -203,7 +217,9 @@ float WorkCCL::getDuration() const {
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
   std::unique_lock lock(mutex_);
   if (future_) return future_;
-  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+  std::vector<c10::Device> devices;
+  if (stream_) devices.push_back(stream_->device());
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
   auto future = future_;
   const auto operation = operation_;
   lock.unlock();
@@ -236,6 +252,9 @@ void WorkCCL::mark(c10::ivalue::Future& future) {
     error = exception_;
     announces = std::exchange(announcing_is_left_, false);
   }
+  // Whoever waits for the Future waits for what the current stream has been given by now: nothing
+  // is left on this one, unlike on the device's usual one.
+  const c10::OptionalStreamGuard on_stream(stream_);
   try {
     if (error) {
       future.setError(error);

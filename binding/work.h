@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -66,6 +67,7 @@ class WorkCCL final : public c10d::Work {
   const FewTensors outputs_;
   const int64_t elements_;  // for the profiler
   const uint64_t sequence_;
+  const std::optional<c10::Stream> stream_;  // of the outputs, if they are an accelerator's
   const std::weak_ptr<tccl::Communicator> communicator_;
   const std::shared_ptr<Ledger> ledger_;
   const Time started_ = std::chrono::steady_clock::now();

@@ -55,12 +55,13 @@ def init_group(rank: int, size: int, store: str, timeout_s: float = BOUND_S, **m
     import torch.distributed as dist
 
     own = {
+        "backend": "ccl",
         "init_method": f"file://{store}",
         "rank": rank,
         "world_size": size,
         "timeout": timedelta(seconds=timeout_s),
     }
-    dist.init_process_group("ccl", **{**own, **more})
+    dist.init_process_group(**{**own, **more})
 
 
 def _rank_main(rank, size, store, bound_s, prepare, group, function, args, connection):

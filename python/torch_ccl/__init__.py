@@ -11,6 +11,7 @@ and what the launcher said about rank and size completed in os.environ. Or torch
 rest happens when a group is made.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,10 @@ __all__ = [
     "get_dist_env",
     "init",
     "monitored_barrier",
+    "operation_count",
+    "replace",
+    "replaced",
+    "restore",
     "settings",
 ]
 
@@ -43,16 +48,28 @@ def _is_supported(torch_version: str) -> bool:
 
 def _create(group, options):
     """Make the backend of one group; torch.distributed calls this."""
-    from torch_ccl import _C
+    from torch_ccl import _C, accelerators
 
-    return _C.create(group, options)
+    accelerators.check_device_types(accelerators.device_types())
+    backend = _C.create(group, options)
+    accelerators.hand_over(backend, group)
+    return backend
 
 
 def _register() -> None:
     from torch.distributed import Backend
 
+    from torch_ccl.accelerators import device_types
+
     if "ccl" not in Backend.backend_list:
-        Backend.register_backend("ccl", _create, extended_api=True, devices=["cpu"])
+        Backend.register_backend("ccl", _create, extended_api=True, devices=device_types())
+
+
+def _replace_as_asked() -> None:
+    if os.environ.get("CCL_REPLACE"):
+        from torch_ccl import replacing
+
+        replacing.replace_as_asked()
 
 
 def _autoload() -> None:
@@ -61,6 +78,7 @@ def _autoload() -> None:
 
     if _is_supported(torch.__version__) and torch.distributed.is_available():
         _register()
+        _replace_as_asked()
     if _imported_by_torch:
         # Somebody who imports us later gets the module with all that belongs to it.
         sys.modules.pop(__name__, None)
@@ -71,7 +89,6 @@ _imported_by_torch = _is_being_imported("torch")
 if not _imported_by_torch:
     import atexit
     import importlib.metadata
-    import os
 
     import torch
 
@@ -82,18 +99,20 @@ if not _imported_by_torch:
             f"but torch {torch.__version__} is installed"
         )
     from torch_ccl import _C, launchers
-    from torch_ccl._C import ProcessGroupCCL
+    from torch_ccl._C import ProcessGroupCCL, operation_count
     from torch_ccl.barriers import monitored_barrier
     from torch_ccl.direct_calls import complete_direct_calls
     from torch_ccl.job import get_dist_env, init, settings
     from torch_ccl.launchers import DistEnv
     from torch_ccl.meeting_point import watch_rendezvous
     from torch_ccl.memory import empty
+    from torch_ccl.replacing import replace, replaced, restore
 
     launchers.complete(os.environ)
     watch_rendezvous()
     complete_direct_calls(ProcessGroupCCL)
     torch.distributed.ProcessGroupCCL = ProcessGroupCCL  # where programs for Intel's package look
     _register()
+    _replace_as_asked()
     # While the interpreter is whole: saying goodbye joins threads that may be running callbacks.
     atexit.register(_C._close)

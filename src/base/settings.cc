@@ -141,6 +141,10 @@ constexpr SettingRow kRows[] = {
      "Addresses set aside for what a process shares with the other ranks of its host: slots, and "
      "tensors of torch_ccl.empty(). Memory is used only for what is in use.",
      shared_bytes_into},
+    {"CCL_STAGING_BYTES", "4M",
+     "Tensors of an accelerator go through host memory in pieces of this size, so that copies and "
+     "the exchange overlap. Must be the same on all ranks.",
+     bytes_into<&Settings::staging_bytes>},
     {"CCL_WORKER_COUNT", "auto",
      "Worker threads of each rank, which share the pieces of a large operation (256 KiB and more) "
      "with "
@@ -201,8 +205,8 @@ constexpr SettingRow kRows[] = {
     {"CCL_BARRIER", "", kAlgorithmDoc, algorithm_into<Op::barrier>},
 };
 
-/// Names that belong to its installation or to the command torch-ccl, not to its behaviour.
-constexpr std::string_view kNotSettings[] = {"CCL_ROOT", "CCL_RSH"};
+/// Names that belong to its installation, the Python package or the command torch-ccl.
+constexpr std::string_view kNotSettings[] = {"CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT", "CCL_RSH"};
 
 void parse_row(const SettingRow& row, Settings& settings, const std::string& text) {
   try {

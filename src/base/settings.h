@@ -25,6 +25,7 @@ struct Settings {
   std::size_t chunk_bytes = 0;
   std::size_t shared_bytes = 0;
   std::size_t eager_bytes = 0;
+  std::size_t staging_bytes = 0;
   std::optional<int> worker_count;  // none: from the cores
   std::string worker_affinity;
   std::vector<int> worker_cores;                // the same, parsed; empty: auto

@@ -2,6 +2,7 @@
 
 python tests/binding/torch_conformance.py --ranks 3 --cases 1500 --seed 7
 python tests/binding/torch_conformance.py --ranks 3 --seed 7 --only 117      one case again
+python tests/binding/torch_conformance.py --device standin                   on an accelerator
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch.distributed as dist
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # as a program, too
 from ranks import run_ranks
 from torch_collectives import OPERATIONS, Case, Exchange, interfaces_of
+from torch_layouts import place_on
 from torch_reference import DTYPES, FLAVOURS, reductions_of
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (4, 0, 3), (2, 3, 4), (2, 3, 4, 5), (257,), (1000,)]
@@ -85,8 +87,12 @@ def run_case(case: Case, rank: int) -> int:
         raise
 
 
-def run_cases(rank: int, size: int, seed: int, count: int, only: int | None) -> tuple[list, list]:
+def run_cases(
+    rank: int, size: int, seed: int, count: int, only: int | None, device: str
+) -> tuple[list, list]:
     """What each case gave (a number in which ranks agree), and what was wrong."""
+    if device != "cpu":
+        place_on(f"{device}:{rank}")
     warnings.simplefilter("ignore", FutureWarning)  # both the old and the new names are called
     numbers, failures = [], []
     chosen = cases(seed, size, count)
@@ -103,10 +109,16 @@ def run_cases(rank: int, size: int, seed: int, count: int, only: int | None) -> 
 
 
 def conformance(
-    seed: int, size: int, count: int, *, only: int | None = None, bound_s: float = 100
+    seed: int,
+    size: int,
+    count: int,
+    *,
+    only: int | None = None,
+    device: str = "cpu",
+    bound_s: float = 100,
 ) -> list[str]:
     """Runs the cases on that many ranks and returns what was wrong."""
-    results = run_ranks(size, run_cases, seed, count, only, bound_s=bound_s)
+    results = run_ranks(size, run_cases, seed, count, only, device, bound_s=bound_s)
     failures = [failure for _, found in results for failure in found]
     chosen = cases(seed, size, count) if only is None else [cases(seed, size, count)[only]]
     for case, numbers in zip(chosen, zip(*(n for n, _ in results), strict=False), strict=False):
@@ -132,9 +144,10 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--device", default="cpu", help="rank r has its tensors on device:r")
     args = parser.parse_args()
     count = args.cases if args.only is None else max(args.cases, args.only + 1)
-    failures = conformance(args.seed, args.ranks, count, only=args.only)
+    failures = conformance(args.seed, args.ranks, count, only=args.only, device=args.device)
     print(report(args.seed, {args.ranks: count}))
     print(*failures, f"{len(failures)} failed", sep="\n")
     sys.exit(1 if failures else 0)

@@ -1,13 +1,21 @@
 """Tensors of every layout, in memory whose other bytes are known.
 
 Placed(values, "transposed") has a .tensor that shows `values`, and finds out later whether its
-elements hold what they should and whether the bytes around and between them are untouched.
+elements hold what they should and whether the bytes around and between them are untouched. It lies
+where place_on() said, by default on the CPU.
 """
 
 import torch
 from torch_reference import bytes_of, components, same_numbers
 
 TAIL = 4  # elements behind the last one
+
+_device = torch.device("cpu")
+
+
+def place_on(device: str) -> None:
+    global _device
+    _device = torch.device(device)
 
 
 def plain_strides(shape) -> list[int]:
@@ -91,8 +99,9 @@ class Placed:
         plain = self._view(self._memory)
         rows = slice(0, 1) if layout == "expanded" else ...
         plain[rows].copy_(self._lazy(values).resolve_conj().resolve_neg()[rows])
-        self.tensor = self._lazy(plain)
         self._before = self._memory.clone()
+        self._placed = self._memory.to(_device)  # on the CPU it is the same memory
+        self.tensor = self._lazy(self._view(self._placed))
 
     def _room(self) -> torch.Tensor:
         spans = zip(self._shape, self._strides, strict=True)
@@ -104,19 +113,26 @@ class Placed:
     def _view(self, memory: torch.Tensor) -> torch.Tensor:
         return memory.view(self._dtype).as_strided(self._shape, self._strides, self._offset)
 
+    def _shown(self) -> torch.Tensor:
+        """The tensor as it is now, on the CPU."""
+        self._memory.copy_(self._placed)
+        return self._lazy(self._view(self._memory))
+
     def found(self) -> torch.Tensor:
-        return bytes_of(self.tensor)
+        return bytes_of(self._shown())
 
     def check_unchanged(self) -> None:
+        self._shown()
         assert torch.equal(self._memory, self._before), "memory that is only read was written"
 
     def check(self, expected: torch.Tensor, *, exactly: bool) -> None:
         """`exactly` asks for the expected NaN, too, as for numbers that are only moved."""
+        shown = self._shown()
         if exactly:
-            right = torch.equal(self.found(), bytes_of(expected))
+            right = torch.equal(bytes_of(shown), bytes_of(expected))
         else:
-            right = same_numbers(self.tensor, expected)
-        assert right, difference(self.tensor, expected)
+            right = same_numbers(shown, expected)
+        assert right, difference(shown, expected)
         self._view(self._before).copy_(self._view(self._memory))
         assert torch.equal(self._memory, self._before), "bytes outside of the view were written"
 

@@ -9,10 +9,10 @@ from launching import HYDRA_LABEL, SIZE, Finished, split_by_label
 PROMPT = re.compile(r"(\S+@\S+)?\$ ")
 
 
-# ---- what each rank must have printed
+# ---- what each rank must have printed; `text` is the script
 
 
-def say_nothing(ranks: list[Finished]) -> None:
+def say_nothing(ranks: list[Finished], text: str) -> None:
     for rank in ranks:
         assert not rank.out, rank.out
         assert not rank.err, rank.err
@@ -23,14 +23,14 @@ def is_place(line: str, rank: Finished) -> bool:
     return re.findall(r"\d+", line) == [str(rank.rank), str(SIZE)]
 
 
-def say_place(ranks: list[Finished]) -> None:
+def say_place(ranks: list[Finished], text: str) -> None:
     for rank in ranks:
         lines = rank.out.splitlines()
         assert len(lines) == 1 and is_place(lines[0], rank), rank.out
         assert not rank.err, rank.err
 
 
-def say_place_and_profile(ranks: list[Finished]) -> None:
+def say_place_and_profile(ranks: list[Finished], text: str) -> None:
     for rank in ranks:
         says_place_and_profile(rank)
 
@@ -50,12 +50,38 @@ def says_place_and_profile(rank: Finished) -> None:
     assert not profile_table.without_log(rank.err), rank.err
 
 
-def say_same_weights(ranks: list[Finished]) -> None:
+def say_same_weights(ranks: list[Finished], text: str) -> None:
     said = {rank.out for rank in ranks}
     assert len(said) == 1 and said.pop().startswith("weights [["), ranks
 
 
+def say_iterations(ranks: list[Finished], text: str) -> None:
+    """Every line that the script prints for an iteration and a device; then the weights."""
+    formats = re.findall(r'print\("([^"]*)"\.format\(i, device\)\)', text)
+    (steps,) = re.findall(r"for i in range\((\d+)\)", text)
+    (device,) = re.findall(r'device = (".*)', text)
+    assert len(formats) == 5, formats
+    weights = set()
+    for rank in ranks:
+        *lines, last = rank.out.splitlines()
+        place = eval(device, {"local_rank": rank.rank})
+        expected = [line.format(i, place) for i in range(int(steps)) for line in formats]
+        assert lines == expected, rank.out
+        weights.add(last)
+    assert len(weights) == 1 and weights.pop().startswith("weights [["), ranks
+
+
 # ---- what the ranks of a command line must have printed, together
+
+
+def say_labelled_iterations(lines: list[str], block: str, hosts: list[str]) -> None:
+    said = split_by_label("\n".join(lines), HYDRA_LABEL)
+    assert set(said) == {"0", "1"}, lines
+    for rank, text in said.items():
+        *iterations, weights = text.splitlines()
+        found = [re.search(r": (\d) on device \w+:(\d)$", line).groups() for line in iterations]
+        assert found == [(str(i), rank) for i in range(3) for _ in range(5)], lines
+        assert weights == said["0"].splitlines()[-1] and weights.startswith("weights [["), lines
 
 
 def say_places(lines: list[str], block: str, hosts: list[str]) -> None:
@@ -65,7 +91,8 @@ def say_places(lines: list[str], block: str, hosts: list[str]) -> None:
 
 def say_profiles(lines: list[str], block: str, hosts: list[str]) -> None:
     said = split_by_label("\n".join(lines), HYDRA_LABEL)
-    say_place_and_profile([Finished(rank, said[str(rank)], "") for rank in range(SIZE)])
+    for rank in range(SIZE):
+        says_place_and_profile(Finished(rank, said[str(rank)], ""))
 
 
 def says_same(lines: list[str], block: str, hosts: list[str]) -> None:

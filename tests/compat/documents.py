@@ -88,6 +88,9 @@ TWO_HOSTS = "mpiexec.hydra of ut_memory.py, two hosts"
 EXAMPLE_LINE = "mpirun of example.py"
 PROFILING_LINE = "mpirun of profiling.py"
 SPAWN = "main_worker by mp.spawn"
+DDP_ON_CPU = "Example_DDP.py on the CPU"
+DDP_ON_DEVICE = "Example_DDP.py on an accelerator"
+DDP_LINE = "mpirun of Example_DDP.py"
 PIP_LINE = "pip install of oneccl_bind_pt"
 MASKS = "[0x0000000FFFFFF0,0xFFFFFF00000000]"
 CORES = "the masks of a machine with two cores"
@@ -97,9 +100,11 @@ EDITS = (
     Edit("example.py", "...", "import os", "the script uses os"),
     Edit("example.py", "...", "model = torch.nn.Linear(4, 5)", "the script wraps a model"),
     Edit("profiling.py", ", ...", "", "init_process_group needs no more than the backend's name"),
-    Edit("ptdist.py", "import torch\n", "import torch, torch_ccl\n", "reads rank and size"),
-    Edit("ptdist.py", "'mpi'", "'ccl'", "torch's wheel has no backend mpi"),
-    Edit("ptdist.py", "'ccl')", f"'ccl'){CALL_OF_MAIN}", "nothing calls main"),
+    Edit("ptdist.py", "'mpi')", f"'mpi'){CALL_OF_MAIN}", "nothing calls main"),
+    Edit(DDP_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
+    Edit(DDP_ON_CPU, "device_ids=[device]", "device_ids=None", "DDP takes no others on the CPU"),
+    Edit(DDP_ON_DEVICE, "torch.xpu", "torch.standin", "the device's name"),
+    Edit(DDP_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
     Edit(ONE_HOST, MASKS, "[0x1,0x2]", CORES),
     Edit(NO_PRELOAD, MASKS, "[0x1,0x2]", CORES),
     Edit(NO_PRELOAD, "LD_PRELOAD", "NOT_PRELOADED", "the document also allows torch's own OpenMP"),

@@ -5,6 +5,8 @@ what is changed; here stands what there is, how it is started, and what it must 
 """
 
 import argparse
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,12 +16,18 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("", "hosts", "launch", "package")]
+sys.path += [
+    str(Path(__file__).parents[1] / name) for name in ("", "hosts", "launch", "package", "standin")
+]
 import checks
 import composed
 import torch
 from documents import (
+    DDP_LINE,
+    DDP_ON_CPU,
+    DDP_ON_DEVICE,
     EDITS,
     EXAMPLE_LINE,
     NO_PRELOAD,
@@ -48,6 +56,7 @@ from launching import (
 from over_hosts import AS_ROOT, run_over_hosts, write_launchers
 from programs import ROOT, shell
 from slurm import cluster
+from standin_device import environment as device_environment
 
 SCRIPTS_HERE = Path(__file__).parent / "scripts"
 
@@ -57,21 +66,42 @@ SCRIPTS_HERE = Path(__file__).parent / "scripts"
 class Script(NamedTuple):
     name: str
     text: Callable[[Path], str]  # of the directory of the documents
-    check: Callable[[list[Finished]], None]
+    check: Callable[[list[Finished], str], None]
+    environment: Callable[[], dict[str, str]] = dict
+    ending: str = ""  # what the script must do on top
 
 
-def script(name: str, source: Source, check: Callable[[list[Finished]], None]) -> Script:
-    return Script(name, partial(cut, name, source), check)
+def script(name: str, source: Source, check: Callable, *more) -> Script:
+    return Script(name, partial(cut, name, source), check, *more)
+
+
+def with_extension() -> dict[str, str]:
+    """The module intel_extension_for_pytorch, as its wheel would install it."""
+    return {"PYTHONPATH": str(EXTENSION)}
+
+
+def with_device() -> dict[str, str]:
+    """The same on a machine with accelerators."""
+    made = device_environment()
+    paths = f"{made['PYTHONPATH']}:{EXTENSION}"
+    return {**made, "PYTHONPATH": paths, "CCL_DEVICES": "standin"}
+
+
+EXTENSION = ROOT / "compat/intel_extension_for_pytorch/src/torch_ccl_ipex_compat/modules"
 
 
 DEMO = Source("000", ("DDP(", ".step()"))
 EXAMPLE = Source("001", ("import",), "example.py")
 PROFILING = Source("001", ("import",), "profiling.py")
+DDP = Source("002", ("DDP(model",), "`Example_DDP.py`")
+WEIGHTS = '    print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")\n'
 SCRIPTS = (
     script("demo.py", DEMO, checks.say_nothing),
     script("example.py", EXAMPLE, checks.say_place),
     script("profiling.py", PROFILING, checks.say_place_and_profile),
     Script("training.py", composed.training, checks.say_same_weights),
+    script(DDP_ON_CPU, DDP, checks.say_iterations, with_extension, WEIGHTS),
+    script(DDP_ON_DEVICE, DDP, checks.say_iterations, with_device, WEIGHTS),
 )
 
 
@@ -79,16 +109,17 @@ def run_scripts(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
     for script in SCRIPTS:
         if only not in script.name:
             continue
-        text = script.text(docs)
+        text = script.text(docs) + script.ending
         for way in WAYS:
             yield script.name, way, partial(run_in_way, script, text, way)
 
 
 def run_in_way(script: Script, text: str, way: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / script.name
+        path = Path(directory) / script.name.split()[0]
         path.write_text(text)
-        script.check(run_script(WAYS[way], path, port=fixed_port(text)))
+        with mock.patch.dict(os.environ, script.environment()):
+            script.check(run_script(WAYS[way], path, port=fixed_port(text)), text)
 
 
 # ---- command lines, which run where their files are, on virtual hosts
@@ -98,10 +129,11 @@ class Line(NamedTuple):
     name: str
     source: Source
     hosts: int
-    script: str  # the name in the command
+    script: str  # its first word is the name in the command
     script_source: Source
     check: Callable[[list[str], str, list[str]], None]  # lines of output, the block, hosts' names
     ending: str = ""  # what the script must do on top
+    environment: Callable[[], dict[str, str]] = dict
 
 
 MEMORY = "import memory_growth\nmemory_growth.show(model)\n"
@@ -134,6 +166,17 @@ LINES = (
         "ptdist.py",
         Source("003", ("'ptdist.py'",)),
         checks.says_same,
+        environment=lambda: {"CCL_REPLACE": "mpi"},
+    ),
+    Line(
+        DDP_LINE,
+        Source("002", ("mpirun -n 2 -l",)),
+        1,
+        DDP_ON_DEVICE,
+        DDP,
+        checks.say_labelled_iterations,
+        WEIGHTS,
+        with_device,
     ),
 )
 MPIS = {"MPICH": MPICH, "Intel MPI": INTEL_MPI}
@@ -150,8 +193,11 @@ def run_lines(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], No
 
 
 def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
-    files = {line.script: text}
-    hosts, out, _ = run_over_hosts(line.hosts, commands(block), files, mpiexec)
+    files = {line.script.split()[0]: text}
+    exports = "".join(
+        f"export {name}={shlex.quote(value)}\n" for name, value in line.environment().items()
+    )
+    hosts, out, _ = run_over_hosts(line.hosts, exports + commands(block), files, mpiexec)
     line.check(out, block, hosts)
 
 

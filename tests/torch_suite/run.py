@@ -4,6 +4,7 @@
 tests/torch_suite/run.py --backend ccl --world-size 4             what a CPU backend can run
 tests/torch_suite/run.py --backend ccl --tests 'reduce_sum$'      some of it
 tests/torch_suite/run.py --backend gloo --strict                  what the suite runs by itself
+tests/torch_suite/run.py --backend gloo --strict --replace        the same, served by ccl
 tests/torch_suite/run.py --namespaces /run/netns/a,/run/netns/b --host-of 0,0,1,1     over two hosts
 
 One line per test, then the tracebacks of those that failed, then the sums.
@@ -29,6 +30,7 @@ def parse_arguments():
     parser.add_argument("--backend", choices=["gloo", "ccl"], default="ccl")
     parser.add_argument("--world-size", type=int, default=4)
     parser.add_argument("--strict", action="store_true", help="skip as torch does, by name")
+    parser.add_argument("--replace", action="store_true", help="ccl takes the backend's place")
     parser.add_argument("--tests", metavar="REGEX", default="", help="only names that match")
     parser.add_argument("--names", metavar="FILE", type=Path, help="only the names in this file")
     parser.add_argument("--namespaces", metavar="A,B", default="", help="hosts: of the network")
@@ -98,7 +100,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="torch_suite_") as directory:
         tempfile.tempdir = directory  # torch's harness leaves a file behind for every test
         cases = suite.load(
-            arguments.backend, arguments.world_size, directory, widen=not arguments.strict
+            arguments.backend,
+            arguments.world_size,
+            directory,
+            widen=not arguments.strict,
+            replace=arguments.replace,
         )
         names = arguments.namespaces.split(",")
         cases.networks = [names[int(host)] for host in arguments.host_of.split(",") if host]

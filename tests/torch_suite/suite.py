@@ -14,6 +14,7 @@ import re
 import sys
 import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 from unittest import mock
@@ -36,8 +37,30 @@ NOT_A_REASON = re.compile(
 )
 
 
-def load(backend: str, world_size: int, directory: str, widen: bool) -> type[unittest.TestCase]:
-    """Imports the suite; it reads the environment while it is imported, so this works once."""
+#: Tests that start no operation on any rank: of names, numbers and refused arguments.
+WITHOUT_OPERATIONS = {
+    "test_Backend_enum_class",
+    "test_DistributedDataParallel_requires_grad",
+    "test_all_reduce_coalesced_max_complex_unsupported",
+    "test_all_reduce_complex_unsupported_ops",
+    "test_destroy_full_group",
+    "test_destroy_group",
+    "test_dump_DDP_relevant_env_vars",
+    "test_get_backend",
+    "test_get_rank",
+    "test_get_rank_size_full_group",
+    "test_get_rank_size_group",
+    "test_new_subgroups_with_group_param",
+}
+
+
+def load(
+    backend: str, world_size: int, directory: str, widen: bool, replace: bool = False
+) -> type[unittest.TestCase]:
+    """Imports the suite; it reads the environment while it is imported, so this works once.
+
+    With `replace` the suite asks for `backend` by name, and ccl takes its place.
+    """
     os.environ.update(
         BACKEND=backend,
         WORLD_SIZE=str(world_size),
@@ -61,15 +84,18 @@ def load(backend: str, world_size: int, directory: str, widen: bool) -> type[uni
     common_distributed.time = suite.time = _QuickPolls()
     if widen:
         _accept_in_bodies(suite, backend)
-    return _test_case(suite, _backend_class(backend))
+    return _test_case(suite, *_served_by(backend, replace))
 
 
-def _backend_class(backend: str) -> type:
-    if backend == "gloo":
-        from torch.distributed import ProcessGroupGloo as backend_class
-    else:
-        from torch_ccl import ProcessGroupCCL as backend_class
-    return backend_class
+def _served_by(backend: str, replace: bool) -> tuple[type, Callable[[], int] | None]:
+    """The class of the groups, and what counts the operations of ccl if they must rise."""
+    import torch.distributed as dist
+    import torch_ccl
+
+    if replace:
+        torch_ccl.replace(backend)
+        return torch_ccl.ProcessGroupCCL, torch_ccl.operation_count
+    return (dist.ProcessGroupGloo if backend == "gloo" else torch_ccl.ProcessGroupCCL), None
 
 
 class _QuickPolls:
@@ -149,16 +175,18 @@ def _check_groups(backend_class: type) -> None:
         assert type(backend) is backend_class, f"the group is served by {type(backend)}"
 
 
-def _test_case(suite, backend_class: type) -> type[unittest.TestCase]:
+def _test_case(suite, backend_class: type, operations) -> type[unittest.TestCase]:
     from torch import multiprocessing
 
     class TorchSuite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
         def setUp(self):
             super().setUp()
+            self.started.value = 0
             # Forked ranks have torch loaded already: tenths of a second instead of many seconds.
             self._start_processes(multiprocessing.get_context("fork").Process)
 
         networks: ClassVar[list[str]] = []  # by rank: the network namespace of its host
+        started = multiprocessing.Value("q", 0)  # operations of ccl, by all ranks of a test
 
         @classmethod
         def _run(cls, rank, *args, **kwargs):
@@ -173,8 +201,12 @@ def _test_case(suite, backend_class: type) -> type[unittest.TestCase]:
 
             def checked_test():
                 _check_groups(backend_class)
+                before = operations and operations()
                 test()
                 _check_groups(backend_class)
+                if operations:
+                    with self.started.get_lock():
+                        self.started.value += operations() - before
 
             setattr(self, test_name, checked_test)
             super().run_test(test_name, parent_pipe)
@@ -183,5 +215,9 @@ def _test_case(suite, backend_class: type) -> type[unittest.TestCase]:
             super()._check_return_codes(fn, elapsed_time)  # looks at the code of rank 0 only
             codes = [process.exitcode for process in self.processes]
             assert not any(codes), f"exit codes of the ranks: {codes}"
+            if operations:
+                must_start = self._testMethodName not in WITHOUT_OPERATIONS
+                started = self.started.value
+                assert bool(started) == must_start, f"{started} operations of ccl were started"
 
     return TorchSuite

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 BEGINNING = "CCL_"
 
-#: Names that begin so and are no settings: where the library is installed, and `torch-ccl run`.
-OTHER_NAMES = ("CCL_ROOT", "CCL_RSH")
+#: Names that begin so and are no settings of the library: of the Python package, of its
+#: installation, and of `torch-ccl run`.
+OTHER_NAMES = ("CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT", "CCL_RSH")
 
 
 class SettingError(ValueError):

@@ -1,0 +1,362 @@
+"""What ccl must do with tensors of an accelerator, tried on the stand-in device.
+
+python tests/standin/staging_checks.py [name ...]    needs the environment of standin_device.py
+
+Each check runs on two ranks, whose tensors are on standin:0 and standin:1. One line of JSON per
+check says how it came out.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from ranks import run_ranks
+
+SIZE = 2
+MEBI = 1 << 20
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def device_of(rank: int) -> str:
+    return f"standin:{rank}"
+
+
+def delayed(rank: int, elements: int = 1000, delay_ms: float = 20) -> torch.Tensor:
+    """Holds rank + 1, but not yet: before, it held zeros."""
+    tensor = torch.zeros(elements, device=device_of(rank))
+    torch.standin.synchronize(rank)
+    torch.standin.set_delay_ms(delay_ms)
+    tensor.copy_(torch.full((elements,), rank + 1.0), non_blocking=True)
+    torch.standin.set_delay_ms(0.5)
+    return tensor
+
+
+SUM = SIZE * (SIZE + 1) / 2
+
+
+# ---- order with the device's streams
+
+
+@check
+def waits_for_what_was_there(rank, size):
+    tensor = delayed(rank)
+    dist.all_reduce(tensor)
+    assert (tensor.cpu() == SUM).all()
+
+
+@check
+def a_missing_wait_of_the_stream_would_show(rank, size):
+    torch.standin.ignore_waits(True)
+    tensor = delayed(rank)
+    dist.all_reduce(tensor)
+    torch.standin.ignore_waits(False)
+    torch.standin.synchronize(rank)
+    assert (tensor.cpu() != SUM).any()
+
+
+@check
+def a_missing_wait_of_the_host_would_show(rank, size):
+    torch.standin.ignore_host_waits(True)
+    tensor = delayed(rank)
+    dist.all_reduce(tensor)
+    torch.standin.ignore_host_waits(False)
+    torch.standin.synchronize(rank)
+    assert (tensor.cpu() != SUM).any()
+
+
+@check
+def current_stream_is_the_callers(rank, size):
+    side = torch.Stream(device=device_of(rank))
+    with side:
+        tensor = delayed(rank)
+        dist.all_reduce(tensor)
+    assert (tensor.cpu() == SUM).all()
+
+
+@check
+def results_are_there_for_every_stream(rank, size):
+    tensor = delayed(rank)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    with torch.Stream(device=device_of(rank)):
+        copy = tensor.clone()
+        assert (copy.cpu() == SUM).all()
+
+
+@check
+def earlier_reads_see_the_old_contents(rank, size):
+    """A kernel that was given before the call reads what the call overwrites."""
+    target = torch.full((1000,), -1.0, device=device_of(rank))
+    torch.standin.synchronize(rank)
+    torch.standin.set_delay_ms(30)
+    saved = torch.empty_like(target)
+    saved.copy_(target, non_blocking=True)
+    torch.standin.set_delay_ms(0)
+    dist.broadcast(target if rank else torch.ones(1000, device=device_of(0)), src=0)
+    torch.standin.synchronize(rank)
+    assert (saved.cpu() == -1).all()
+    assert rank == 0 or (target.cpu() == 1).all()
+
+
+@check
+def memory_is_kept_until_it_was_used(rank, size):
+    works = [dist.all_reduce(delayed(rank, delay_ms=2), async_op=True) for _ in range(20)]
+    others = [torch.full((1000,), -5.0, device=device_of(rank)) for _ in range(20)]
+    results = [work.result()[0] for work in works]
+    for work in works:
+        work.wait()
+    assert all((x.cpu() == SUM).all() for x in results)
+    assert all((x.cpu() == -5).all() for x in others)
+    assert torch.standin.torn_copies() == 0
+
+
+@check
+def a_stream_that_does_not_come_ends_in_time(rank, size):
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    tensor = delayed(rank, delay_ms=5000)
+    start = time.monotonic()
+    try:
+        dist.all_reduce(tensor, group=group)
+    except dist.DistBackendError as error:
+        assert "standin" in str(error) and "has not come to this operation" in str(error), error
+    else:
+        raise AssertionError("it came")
+    assert time.monotonic() - start < 4
+
+
+# ---- pieces
+
+
+def small_pieces(rank):
+    os.environ["CCL_STAGING_BYTES"] = "4096"
+
+
+@check
+def pieces_make_the_whole(rank, size):
+    device, n = device_of(rank), 5003
+    own = torch.arange(n, dtype=torch.float32) + 1000 * rank
+    both = [torch.arange(n, dtype=torch.float32) + 1000 * r for r in range(size)]
+    reduced = own.to(device)
+    dist.all_reduce(reduced)
+    assert torch.equal(reduced.cpu(), both[0] + both[1])
+    rooted = own.to(device)
+    dist.reduce(rooted, dst=1)
+    assert torch.equal(rooted.cpu(), both[0] + both[1] if rank == 1 else own)
+    spread = own.to(device)
+    dist.broadcast(spread, src=1)
+    assert torch.equal(spread.cpu(), both[1])
+    whole = torch.empty(size * n, device=device)
+    dist.all_gather_single(whole, own.to(device))
+    assert torch.equal(whole.cpu(), torch.cat(both))
+    part = torch.empty(n, device=device)
+    dist.reduce_scatter_single(part, torch.cat(both).to(device))
+    assert torch.equal(part.cpu(), size * both[rank])
+    lengths = [n, 17]
+    parts = [torch.empty(length, device=device) for length in lengths]
+    dist.all_gather(parts, own[: lengths[rank]].to(device))
+    assert all(torch.equal(parts[r].cpu(), both[r][: lengths[r]]) for r in range(size))
+    mine = torch.empty(lengths[rank], device=device)
+    dist.reduce_scatter(mine, [own[:length].to(device) for length in lengths])
+    assert torch.equal(mine.cpu(), (both[0] + both[1])[: lengths[rank]])
+
+
+@check
+def transposed_tensors_in_pieces(rank, size):
+    square = torch.arange(90_000, dtype=torch.float32).reshape(300, 300)
+    tensor = square.to(device_of(rank)).t()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.cpu(), 2 * square.t())
+
+
+PREPARE = {"pieces_make_the_whole": small_pieces, "transposed_tensors_in_pieces": small_pieces}
+
+
+# ---- works, futures, messages
+
+
+@check
+def futures_and_their_callbacks(rank, size):
+    future = dist.all_reduce(delayed(rank), async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+    assert (doubled.wait().cpu() == 2 * SUM).all()
+
+
+@check
+def messages(rank, size):
+    peer = 1 - rank
+    received = torch.zeros(1000, device=device_of(rank))
+    if rank == 0:
+        dist.send(delayed(rank), dst=1)
+        assert dist.recv(received) == 1
+    else:
+        assert dist.recv(received, src=0) == 0
+        dist.send(delayed(rank), dst=0)
+    assert (received.cpu() == peer + 1).all()
+    into = torch.zeros(1000, device=device_of(rank))
+    pairs = [
+        dist.P2POp(dist.isend, delayed(rank), peer),
+        dist.P2POp(dist.irecv, into, peer),
+    ]
+    for work in dist.batch_isend_irecv(pairs):
+        work.wait()
+    assert (into.cpu() == peer + 1).all()
+
+
+@check
+def several_at_once(rank, size):
+    tensors = [delayed(rank, delay_ms=1) for _ in range(8)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    on_cpu = torch.ones(100)
+    dist.all_reduce(on_cpu)
+    for work in works:
+        work.wait()
+    assert (on_cpu == size).all() and all((t.cpu() == SUM).all() for t in tensors)
+
+
+@check
+def objects(rank, size):
+    everyones = [None] * size
+    dist.all_gather_object(everyones, {"rank": rank})
+    assert everyones == [{"rank": r} for r in range(size)]
+    box = [torch.full((3,), 7.0, device=device_of(rank)) if rank == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    assert box[0].device.type == "standin" and (box[0].cpu() == 7).all()
+    dist.barrier()
+
+
+# ---- training
+
+
+def trained(rank, device: str | None, **options) -> list[torch.Tensor]:
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    target = device or "cpu"
+    model = DistributedDataParallel(
+        model.to(target), device_ids=[device] if device else None, **options
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        batch = torch.randn(5, 8, generator=generator).to(target)
+        labels = torch.randn(5, 4, generator=generator).to(target)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(batch), labels).backward()
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def check_training(rank, size, **options) -> None:
+    torch.standin.set_delay_ms(1)
+    weights = trained(rank, device_of(rank), **options)
+    on_cpu = trained(rank, None, **options)
+    assert all(torch.equal(a, b) for a, b in zip(weights, on_cpu, strict=True))
+    everyones = [None] * size
+    dist.all_gather_object(everyones, weights)
+    assert all(torch.equal(a, b) for a, b in zip(*everyones, strict=True))
+
+
+@check
+def ddp_with_device_ids(rank, size):
+    check_training(rank, size)
+
+
+@check
+def ddp_with_many_buckets_that_are_the_gradients(rank, size):
+    check_training(rank, size, bucket_cap_mb=0.0001, gradient_as_bucket_view=True)
+
+
+@check
+def ddp_with_a_communication_hook(rank, size):
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    torch.standin.set_delay_ms(1)
+    device = device_of(rank)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4).to(device), device_ids=[device])
+    model.register_comm_hook(None, fp16_compress_hook)
+    model(torch.full((2, 4), rank + 1.0).to(device)).sum().backward()
+    # Each weight's gradient is the sum of the inputs, 2 and 4, averaged.
+    assert (model.module.weight.grad.cpu() == 3).all()
+
+
+# ---- what is refused
+
+
+@contextlib.contextmanager
+def refused(*words: str):
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError("it was not refused")
+
+
+@check
+def tensors_that_do_not_fit_together(rank, size):
+    here, there = torch.ones(4, device=device_of(rank)), torch.ones(4, device=device_of(1 - rank))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    with refused("one device", "standin:0", "standin:1"):
+        backend._allgather_base(torch.empty(8, device=device_of(rank)), there)
+    with refused("one device", "cpu"):
+        backend._allgather_base(torch.empty(8), here)
+    with refused("meta"):
+        backend.allreduce([torch.empty(3, device="meta")])
+    dist.all_reduce(here)
+    assert (here.cpu() == size).all()
+
+
+# ---- a backend of torch's own for the device
+
+
+@check
+def a_native_backend_gets_the_devices_tensors(rank, size):
+    import torch_ccl
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend._set_native(
+        "standin", FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+    )
+    before = torch_ccl.operation_count()
+    tensor = torch.full((4,), 5.0, device=device_of(rank))
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, src=0)
+    dist.all_gather([torch.empty_like(tensor) for _ in range(size)], tensor)
+    dist.isend(tensor, 1 - rank).wait()
+    assert torch_ccl.operation_count() == before
+    assert (tensor.cpu() == 5).all()
+    on_cpu = torch.ones(4)
+    dist.all_reduce(on_cpu)
+    assert (on_cpu == size).all()
+
+
+def main() -> int:
+    failures = 0
+    for name in sys.argv[1:] or CHECKS:
+        failure = None
+        try:
+            run_ranks(SIZE, CHECKS[name], prepare=PREPARE.get(name))
+        except Exception:
+            failure = traceback.format_exc()
+            failures += 1
+        print(json.dumps({"name": name, "failure": failure}), flush=True)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

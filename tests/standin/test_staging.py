@@ -1,0 +1,69 @@
+"""Tensors of an accelerator, tried on the stand-in device."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import staging_checks
+from programs import ROOT, run
+from ranks import run_script
+from standin_device import environment
+
+CONFORMANCE = ROOT / "tests/binding/torch_conformance.py"
+SERVED = {"CCL_DEVICES": "standin", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    """What each check came to; all of them run in one program, which loads torch once."""
+    result = run(
+        [sys.executable, Path(staging_checks.__file__)],
+        env={**os.environ, **environment(), **SERVED},
+    )
+    lines = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
+    found = {line["name"]: line["failure"] for line in lines}
+    assert found.keys() == staging_checks.CHECKS.keys(), result.output
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", staging_checks.CHECKS)
+def test_staging(name, outcomes):
+    assert outcomes[name] is None, outcomes[name]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [(2, 300), pytest.param(4, 1500, marks=pytest.mark.slow)],
+)
+def test_conformance_on_the_device(ranks, cases):
+    """The cases of the CPU, in pieces of 256 bytes: every dtype, reduction and layout."""
+    command = [sys.executable, CONFORMANCE, "--device", "standin", "--ranks", ranks]
+    wanted = {**environment(delay_ms=0.05), **SERVED, "CCL_STAGING_BYTES": "256"}
+    result = run([*command, "--cases", cases, "--seed", 5], env={**os.environ, **wanted})
+    assert result.returncode == 0, result.output
+    assert result.output.rstrip().endswith("\n0 failed"), result.output
+
+
+def test_a_device_that_torch_does_not_know():
+    script = """
+import torch.distributed as dist
+try:
+    dist.init_process_group("ccl", store=dist.HashStore(), rank=0, world_size=1)
+except ValueError as error:
+    print(error)
+"""
+    said = run_script(script, CCL_DEVICES="nowhere")
+    assert "CCL_DEVICES" in said and "'nowhere'" in said
+
+
+def test_devices_by_default():
+    script = """
+import torch.distributed as dist
+dist.init_process_group("ccl", store=dist.HashStore(), rank=0, world_size=1)
+print(dist.get_backend_config())
+"""
+    assert run_script(script).strip() == "cpu:ccl,xpu:ccl"

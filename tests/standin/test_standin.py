@@ -1,0 +1,50 @@
+"""The stand-in device by itself: its numbers are right, late, and wrong where a wait is missing."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import standin_checks
+from programs import run
+from ranks import run_script
+from standin_device import environment
+
+pytestmark = pytest.mark.timeout(300)  # the first test pays for all checks
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    """What each check came to; all of them run in one program, which loads torch once."""
+    result = run(
+        [sys.executable, Path(standin_checks.__file__)],
+        env={**os.environ, **environment(), "OMP_NUM_THREADS": "1"},
+    )
+    lines = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
+    found = {line["name"]: line["failure"] for line in lines}
+    assert found.keys() == standin_checks.CHECKS.keys(), result.output
+    return found
+
+
+@pytest.mark.parametrize("name", standin_checks.CHECKS)
+def test_standin(name, outcomes):
+    assert outcomes[name] is None, outcomes[name]
+
+
+def test_number_of_devices():
+    script = "import torch; print(torch.standin.device_count(), torch.accelerator.device_count())"
+    assert run_script(script, **environment(devices=2)) == "2 2\n"
+
+
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_imported_by_name(autoload):
+    """Before torch has loaded it, too."""
+    script = "import standin, torch; print(torch.ones(2, device='standin:1').sum().item())"
+    wanted = {**environment(), "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
+    assert run_script(script, **wanted) == "2.0\n"
+
+
+def test_is_loaded_only_where_asked_for():
+    script = "import torch; print(torch._C._get_privateuse1_backend_name())"
+    assert run_script(script) == "privateuseone\n"

@@ -65,7 +65,7 @@ test-all: build native standin setup-tests
 	@tools/setup.sh applications
 	$(PYTEST) tests $(ARGS)
 
-lint: build native
+lint: build native standin
 	@tools/setup.sh lint
 	tools/lint.sh
 

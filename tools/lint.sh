@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formatting and static checks of our own files. Needs build/release and, for binding/, build/package.
+# Formatting and static checks of our own files. Needs build/release and, for binding/ and tests/standin/, build/package
+# and build/standin.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 status=0
@@ -14,12 +15,15 @@ tidy() { xargs -r -n 2 -P "$(nproc)" clang-tidy --quiet -p "$1" 2> >(grep -Ev '^
 existing() { for path in "$@"; do [ ! -e "$path" ] || echo "$path"; done; }
 
 mapfile -t cpp < <(find include src binding python tests examples bench -name '*.h' -o -name '*.cc' 2>/dev/null | sort)
-mapfile -t python < <(existing setup.py python tests examples tools bench)
+mapfile -t python < <(existing setup.py python compat tests examples tools bench)
 
 check "clang-format" clang-format --dry-run -Werror "${cpp[@]}"
 check "clang-tidy src" tidy build/release < <(find src -name '*.cc' | sort)
 if [ -e build/package/compile_commands.json ]; then
   check "clang-tidy binding" tidy build/package < <(find binding -name '*.cc' | sort)
+fi
+if [ -e build/standin/compile_commands.json ]; then
+  check "clang-tidy standin" tidy build/standin < <(find tests/standin -name '*.cc' | sort)
 fi
 check "ruff check" .venv/bin/ruff check --quiet "${python[@]}"
 check "ruff format" .venv/bin/ruff format --quiet --diff "${python[@]}"

@@ -3,6 +3,7 @@
 #   tools/setup.sh          what building needs
 #   tools/setup.sh test     what testing needs on top
 #   tools/setup.sh lint     what `make lint` needs on top
+#   tools/setup.sh applications     what the tests in tests/applications need on top
 # PYTHON names the interpreter for .venv (default python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,6 +22,10 @@ has_python_headers() {
 # Looks at what is usable, not at what dpkg knows: compiler, Python and libraries may come from elsewhere.
 find_missing() {
   missing=()
+  if [ "${1:-}" = applications ]; then
+    has_command mpirun || missing+=(openmpi-bin)         # for accelerate launch
+    return
+  fi
   if [ "${1:-}" = lint ]; then
     has_command clang-format || missing+=(clang-format)
     has_command clang-tidy || missing+=(clang-tidy)
@@ -78,6 +83,23 @@ install_intel_mpi() {
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --prefix .venv/intel-mpi impi-rt==2021.19.0
 }
 
+# In an environment of its own that sees the packages of .venv. Without dependencies, for they would bring another
+# torch: the file lists them all. Nothing is isolated: DeepSpeed is built from source and its build imports torch.
+install_applications() {
+  local requirements=requirements-applications.txt environment=.venv/applications wanted
+  wanted=$(sha256sum <$requirements)
+  [ "$(cat $environment/.requirements 2>/dev/null)" != "$wanted" ] || return 0
+  echo "setup: installing the Python packages of $requirements into $environment"
+  .venv/bin/python -m venv --clear --without-pip $environment
+  .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+    >"$(echo $environment/lib/python3*/site-packages)/venv.pth"
+  $environment/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -r $requirements
+  # What DeepSpeed would else compile when it first makes a group, while a test is waiting.
+  DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$PWD/$environment/torch_extensions $environment/bin/python -c \
+    'from deepspeed.comm.torch import build_shm_op; build_shm_op()' >/dev/null
+  echo "$wanted" >$environment/.requirements
+}
+
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 can_install() { has_command apt-get && as_root true 2>/dev/null; }
 
@@ -96,6 +118,7 @@ if [ "${1:-}" = test ]; then
   install_requirements requirements-test.txt
   install_intel_mpi
 fi
+[ "${1:-}" != applications ] || install_applications
 [ $# = 0 ] || exit 0
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||

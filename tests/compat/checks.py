@@ -122,13 +122,28 @@ def says_growth(lines: list[str], block: str, hosts: list[str]) -> None:
 
 def have_seen_all_samples(lines: list[str], checkpoint: dict) -> None:
     """Of each of two epochs, once, in different orders; the last one is kept."""
+    have_shared_epochs(lines)
+    assert set(checkpoint) == {"module.weight", "module.bias"}, checkpoint
+
+
+def have_shared_epochs(lines: list[str]) -> None:
+    """Two ranks had all samples of each of two epochs, and in different orders."""
     found = sorted(EPOCH.fullmatch(line).groups() for line in lines)
     assert [(rank, epoch) for rank, epoch, _ in found] == [(r, e) for r in "01" for e in "01"]
     samples = [json.loads(samples) for *_, samples in found]
     for epoch in range(2):
         assert sorted(samples[epoch] + samples[epoch + 2]) == list(range(16)), lines
     assert samples[0] != samples[1], "set_epoch did not shuffle anew"
-    assert set(checkpoint) == {"module.weight", "module.bias"}, checkpoint
+
+
+def have_used_all_tiles(lines: list[str], device: str) -> None:
+    """What the document prints of the device, the epochs, and gradients that all ranks share."""
+    have_shared_epochs([line for line in lines if EPOCH.fullmatch(line)])
+    gradients = [line for line in lines if line.startswith("gradients ")]
+    assert len(gradients) == 2 and len(set(gradients)) == 1, lines
+    said = sorted(line for line in lines if "training" in line)
+    places = ["cpu", "cpu"] if device == "cpu" else [f"{device}:{r}" for r in range(2)]
+    assert [place in line for place, line in zip(places, said, strict=True)] == [True, True], lines
 
 
 EPOCH = re.compile(r"rank (\d+) epoch (\d+): (.*)")

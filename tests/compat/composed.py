@@ -1,4 +1,4 @@
-"""Programs made of the pieces of document 003, which shows no whole ones.
+"""Programs made of the pieces of documents that show no whole ones.
 
 What the pieces leave open (a model, data, arguments) is written here; what they say stays as it is,
 but for the rows of documents.EDITS.
@@ -7,7 +7,7 @@ but for the rows of documents.EDITS.
 import textwrap
 from pathlib import Path
 
-from documents import SPAWN, Source, blocks_of, edited, find
+from documents import SCALING, SPAWN, Source, blocks_of, edited, find
 
 DOCUMENT = "003"
 
@@ -94,3 +94,63 @@ def spawning(directory: Path) -> str:
         )
     )
     return edited(SPAWN, text)
+
+
+SCALING_DOCUMENT = "002"
+SCALING_START = """\
+import sys
+import types
+import torch
+
+train_dataset = torch.arange(16.0).reshape(16, 1)
+
+
+"""
+SCALING_WORKER = """
+
+def main_worker(args):
+    model = torch.nn.Linear(1, 1)
+"""
+SCALING_LOOP = """
+    for epoch in range(2):
+        train_sampler.set_epoch(epoch)
+        samples = []
+        for x in train_loader:
+            samples += x.flatten().tolist()
+            model(x.to(xpu)).sum().backward()
+        print(f"rank {local_rank} epoch {epoch}: {samples}")
+    print(f"gradients {[p.grad.flatten().tolist() for p in model.parameters()]}")
+
+
+if __name__ == "__main__":
+    args = types.SimpleNamespace(batch_size=2, workers=1)
+    code = (
+"""
+SCALING_END = """
+    )
+    sys.exit(code)
+"""
+
+
+def scaling(directory: Path) -> str:
+    """The API that trains on all tiles of a card. Its loop is only hinted at, so it is ours."""
+    found = blocks_of(SCALING_DOCUMENT, directory)
+
+    def piece(*words: str, depth: int) -> str:
+        text = find(Source(SCALING_DOCUMENT, words), found).text
+        return textwrap.indent(text, "    " * depth)
+
+    text = "".join(
+        (
+            SCALING_START,
+            piece("import single_card_dist", depth=0),
+            SCALING_WORKER,
+            piece("= single_card_dist(model", depth=1),
+            piece("xpu = ", depth=1),
+            piece("DataLoader(", depth=1),
+            SCALING_LOOP,
+            piece("multi_process_spawn(", depth=2),
+            SCALING_END,
+        )
+    )
+    return edited(SCALING, text)

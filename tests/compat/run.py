@@ -34,6 +34,7 @@ from documents import (
     ONE_HOST,
     PIP_LINE,
     PROFILING_LINE,
+    SCALING,
     SPAWN,
     TWO_HOSTS,
     Source,
@@ -287,6 +288,27 @@ def spawn(text: str, url: str) -> None:
         checks.have_seen_all_samples(out.splitlines(), torch.load(checkpoint))
 
 
+# ---- training on all tiles of a card: two devices, or two shares of the cores
+
+
+def run_scaling(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    if only in SCALING:
+        text = composed.scaling(docs)
+        yield SCALING, "two shares of a CPU", partial(scale, text, with_extension(), "cpu")
+        devices = {**with_device(), "STANDIN_DEVICES": "2"}
+        yield SCALING, "two devices", partial(scale, text, devices, "standin")
+
+
+def scale(text: str, variables: dict[str, str], device: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "scaling.py"
+        path.write_text(text)
+        environment = clean_environment(**variables)
+        words = [sys.executable, path]
+        out = subprocess.check_output(words, env=environment, text=True, timeout=BOUND_S)
+        checks.have_used_all_tiles(out.splitlines(), device)
+
+
 # ---- all of them
 
 
@@ -312,7 +334,7 @@ def main() -> int:
     given = parser.parse_args()
     results, last = [], ""
     try:
-        for kind in (run_scripts, run_lines, run_spawning, run_installs, run_batch):
+        for kind in (run_scripts, run_lines, run_spawning, run_scaling, run_installs, run_batch):
             for name, way, run in kind(given.docs, given.only):
                 if name != last:
                     print(name)

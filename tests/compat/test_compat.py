@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import profile_table
 import pytest
+import standin_device
 import torch
 from checks import says_growth, says_same
 from documents import Edit, Source, blocks, commands, edited, find
@@ -103,11 +104,17 @@ class Row(NamedTuple):
     script: str
     check: Callable[[list[Finished], Path], None]
     arguments: tuple[str, ...] = ()  # {port} is free, {directory} is empty
+    environment: Callable[[], dict[str, str]] = dict
+
+
+def with_devices() -> dict[str, str]:
+    return {**standin_device.environment(), "CCL_DEVICES": "standin"}
 
 
 ROWS = {
     "place": Row("place.py", says_place, ("{port}",)),
     "train": Row("train.py", has_trained),
+    "train on devices": Row("train.py", has_trained, ("standin",), with_devices),
     "profile": Row("profile_sums.py", shows_profile),
     "send and recv": Row("exchange.py", has_exchanged),
     "gradients by hand": Row("gradients.py", has_shared_gradients),
@@ -120,7 +127,13 @@ ROWS = {
     ),
 }
 #: The others take part in `make test-all`.
-QUICK = {("torchrun", "train"), ("by hand", "profile"), ("MPICH", "place"), ("Open MPI", "place")}
+QUICK = {
+    ("torchrun", "train"),
+    ("by hand", "profile"),
+    ("MPICH", "place"),
+    ("Open MPI", "place"),
+    ("MPICH", "train on devices"),
+}
 
 
 #: Two tasks of one node, for some scripts meet at a loopback address; options of srun.
@@ -143,8 +156,10 @@ def pairs():
 
 
 @pytest.mark.parametrize(("launcher", "script"), list(pairs()))
-def test_script(launcher, script, tmp_path, launch_table, request):
+def test_script(launcher, script, tmp_path, launch_table, request, monkeypatch):
     launch_table(launcher, script)
+    for name, value in ROWS[script].environment().items():
+        monkeypatch.setenv(name, value)
     if launcher in WAYS:
         way = WAYS[launcher]
     else:

@@ -202,3 +202,34 @@ def test_mpi4py(mpi, order, tmp_path):
         I_MPI_FABRICS="shm",
     )
     assert output_of(job) == sorted(expected(mpi, 2, groups) + said)
+
+
+SAYS_MPI = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("mpi"{arguments})
+rank, size = dist.get_rank(), dist.get_world_size()
+x = torch.tensor([1.0, -1.0]) if rank == 0 else torch.zeros(2)
+dist.broadcast(x, src=0)
+pair = dist.new_group([0, 2])
+again = dist.new_group([0, 2])
+ones = torch.ones(1)
+if rank != 1:
+    dist.all_reduce(ones, group=pair)
+    dist.all_reduce(ones, group=again)
+dist.barrier()
+say(f"{{rank}} of {{size}} by {{dist.get_backend()}}: {{x.tolist()}} {{ones.item():g}}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("arguments", ["", ", rank=0, world_size=0"])
+def test_scripts_that_say_mpi(mpi, arguments):
+    """Nothing is imported or set but CCL_REPLACE. What a script says of its place counts for
+    nothing, as with MPI itself."""
+    script = SAYS_MPI.format(arguments=arguments)
+    process = start(mpi, 3, script, CCL_REPLACE="mpi", PYTHONWARNINGS="ignore")
+    sums = {0: 4, 1: 1, 2: 4}
+    assert output_of(process) == [
+        f"{rank} of 3 by mpi: [1.0, -1.0] {sums[rank]}" for rank in range(3)
+    ]

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from launching import clean_environment
 from over_hosts import write_ssh
+from torch_ccl.agent.cores import Core, cores, list_text, parse_list, shares
 from torch_ccl.cli import host_agent
-from torch_ccl.cli.agent.cores import Core, cores, list_text, parse_list, shares
 from torch_ccl.cli.endings import End, Process, Tail, first_to_fail
 from torch_ccl.cli.run import lay_out, with_one_name_for_this_host
 from torch_ccl.cli.runner import GRACE_S
@@ -266,11 +266,10 @@ def test_jobs_at_once_have_ports_of_their_own(tmp_path, script):
 
 def test_a_port_is_held_until_somebody_listens():
     """In a network of its own with eight ports, the kernel gives all but the held one."""
-    agent = Path(sys.modules["torch_ccl.cli.agent.cores"].__file__).parent
+    ports = Path(sys.modules["torch_ccl.agent.cores"].__file__).with_name("ports.py")
     holder = f"""
-import runpy, socket, sys
-sys.path.insert(0, {str(agent)!r})
-open_port = runpy.run_path({str(agent / "__main__.py")!r})["open_port"]
+import runpy, socket
+open_port = runpy.run_path({str(ports)!r})["open_port"]
 held = open_port(listening=False)
 given = []
 try:

@@ -49,13 +49,14 @@ def installed(wheels, tmp_path_factory):
 # ---- the wheels
 
 
-def test_two_wheels(wheels):
+def test_three_wheels(wheels):
     """Of one version; built by the backend of pyproject.toml, though there is a setup.py."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = sysconfig.get_platform().replace("-", "_")
     ours = f"torch_ccl-{VERSION}-{python}-{python}-{platform}.whl"
     alias = f"oneccl_bind_pt-{VERSION}-py3-none-any.whl"
-    assert sorted(path.name for path in wheels.iterdir()) == [alias, ours]
+    extension = f"torch_ccl_ipex_compat-{VERSION}-py3-none-any.whl"
+    assert sorted(path.name for path in wheels.iterdir()) == sorted([alias, extension, ours])
 
     with zipfile.ZipFile(wheels / ours) as wheel:
         names = wheel.namelist()

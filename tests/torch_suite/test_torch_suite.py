@@ -139,6 +139,17 @@ def test_exceptions_are_few_and_still_needed(results, exceptions):
         assert message and message in results[name]["traceback"], describe(name, results[name])
 
 
+@pytest.mark.timeout(BOUND_S + 60)
+def test_ccl_in_gloos_place_passes_what_gloo_passes(tmp_path):
+    """Asked for by the name of gloo, and with no exceptions. Each test has started operations of
+    ccl, but for those that suite.py lists."""
+    results = run_suite(tmp_path, "--backend", "gloo", "--strict", "--replace")
+    names = read_list("gloo_passes.txt")
+    assert len(names) >= GLOO_PASSES_AS_SHIPPED
+    wrong = not_passed(results, names) + failed(results, results.keys() - names.keys())
+    assert not wrong, report(wrong)
+
+
 def test_skipped_and_unknown_tests_have_not_passed():
     results = {"test_a": {"outcome": "pass"}, "test_b": {"outcome": "skip", "reason": "by name"}}
     assert not_passed(results, ["test_a"]) == []

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_ccl import launchers
+from torch_ccl.agent.cores import ROOT, cores, list_text, parse_list
 from torch_ccl.cli import fabric, known_settings
-from torch_ccl.cli.agent.cores import ROOT, cores, list_text, parse_list
 from torch_ccl.cli.host_agent import is_here
-from torch_ccl.cli.machine import cpus_of_this_process, limits, online_cpus, text_of
+from torch_ccl.cli.machine import limits, online_cpus, text_of
 from torch_ccl.cli.runner import Job, Runner
+from torch_ccl.inheritance import cpus_of_this_process
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 

@@ -1,4 +1,4 @@
-"""The agent of a host (`cli/agent`), as the runner sees it."""
+"""The agent of a host (`torch_ccl/agent`), as the runner sees it."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from torch_ccl import launchers
-from torch_ccl.cli.agent.frames import Frames
+from torch_ccl.agent.frames import Frames
 
-AGENT = Path(__file__).parent / "agent"
+AGENT = Path(__file__).parent.parent / "agent"
 GIVE_UP_S = 10.0  # for processes which the kernel does not end
 PIECE = 1 << 16
 

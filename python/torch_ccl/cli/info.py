@@ -75,7 +75,8 @@ def versions() -> dict[str, str]:
 
 def processor(kernels: str) -> dict:
     from torch_ccl.cli.bench import cpu_model
-    from torch_ccl.cli.machine import cpus_of_this_process, instruction_sets, limits, topology
+    from torch_ccl.cli.machine import instruction_sets, limits, topology
+    from torch_ccl.inheritance import cpus_of_this_process
 
     return {
         "model": cpu_model(),
@@ -106,7 +107,7 @@ def readable_gib(count: int | None) -> str:
 
 
 def processor_rows(facts: dict) -> list[tuple[str, str]]:
-    from torch_ccl.cli.agent.cores import list_text
+    from torch_ccl.agent.cores import list_text
 
     nodes = ", ".join(f"{node}: {cpus}" for node, cpus in facts["numa_nodes"].items())
     cpus, cpuset = facts["cgroup"]["cpus"], facts["cgroup"]["cpuset"]

@@ -1,14 +1,11 @@
 """What there is to know about this machine. Files are looked up under `root`, for the tests."""
 
-import ctypes
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_ccl.cli.agent.cores import ROOT, cores, list_text, node_of_cpus, parse_list
-from torch_ccl.loaded_libraries import loaded_libraries
+from torch_ccl.agent.cores import ROOT, cores, list_text, node_of_cpus, parse_list
 
 #: What the kernels are compiled for, and the flags that they need: as in src/kernels/variants.cc.
 INSTRUCTION_SETS = {
@@ -31,28 +28,6 @@ def text_of(path: Path) -> str:
 
 
 # ---- cores
-
-
-def _places_of_openmp() -> set[int]:
-    """The CPUs of all its places; none unless it was told to bind threads."""
-    cpus: set[int] = set()
-    for path in loaded_libraries():
-        if not re.search(r"/lib[a-z]*omp[^/]*\.so", path):
-            continue
-        openmp = ctypes.CDLL(path)
-        if not hasattr(openmp, "omp_get_num_places"):
-            continue  # of another kind, whose name is like it
-        for place in range(openmp.omp_get_num_places()):
-            numbers = (ctypes.c_int * openmp.omp_get_place_num_procs(place))()
-            openmp.omp_get_place_proc_ids(place, numbers)
-            cpus.update(numbers)
-    return cpus
-
-
-def cpus_of_this_process() -> list[int]:
-    """Those it may use. With OMP_PROC_BIND, OpenMP binds the thread that loads it to its first
-    place, and torch has loaded it: then the places say what the thread may have had before."""
-    return sorted(os.sched_getaffinity(0) | _places_of_openmp())
 
 
 def online_cpus(root: Path = ROOT) -> list[int]:

@@ -116,8 +116,8 @@ def run(
     ] = DEFAULT_RSH,
 ) -> None:
     """Start SCRIPT on several ranks, show what they write, and end all of them if one fails."""
-    from torch_ccl.cli.machine import cpus_of_this_process
     from torch_ccl.cli.runner import Job, Runner, Terminal
+    from torch_ccl.inheritance import cpus_of_this_process
     from torch_ccl.launchers import LOOPBACK
 
     if ranks < 1:

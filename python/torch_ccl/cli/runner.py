@@ -2,10 +2,10 @@
 
     exit_code = Runner(job, Terminal()).run()
 
-On every host an agent (`cli/agent`) starts the ranks of that host, here as a child of this process,
-elsewhere by ssh. The agents say what the ranks write and how they end. They are told to end the
-ranks, and kill them if this process is gone. Rank 0 serves the store, as without a launcher; its
-agent holds the port for it.
+On every host an agent (`torch_ccl/agent`) starts the ranks of that host, here as a child of this
+process, elsewhere by ssh. The agents say what the ranks write and how they end. They are told to
+end the ranks, and kill them if this process is gone. Rank 0 serves the store, as without a
+launcher; its agent holds the port for it.
 """
 
 import math
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Protocol
 
 from torch_ccl import launchers
-from torch_ccl.cli.agent.frames import FACTS, OUT, Frame
+from torch_ccl.agent.frames import FACTS, OUT, Frame
 from torch_ccl.cli.endings import End, Process, Tail, first_to_fail, signal_name
 from torch_ccl.cli.host_agent import GIVE_UP_S, PIECE, HostAgent, addresses_of, own_addresses
+from torch_ccl.inheritance import UNSET
 
 ANSWER_S = 30.0  # for a host to answer
 FIND_S = 10.0  # for a host to find the way to that of rank 0, less than ANSWER_S
@@ -31,15 +32,6 @@ GRACE_S = 5.0  # from the signal that asks a rank to end to the one that ends it
 LAST_ERROR_S = 0.5  # for ssh to say why, when it has closed the connection
 LONGEST_SLEEP_S = 1.0  # a signal may have set one of the times below meanwhile
 NOT_IN_TIME = 124  # as timeout(1) says it
-
-#: What a rank must not inherit: ours; what would tell it that somebody else serves the store; and
-#: the place of this process in a job around it, which importing our package may have completed.
-UNSET = (
-    "CCL_RSH",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    *(name for row in launchers.LAUNCHERS for name in row[1:] if row is not launchers.ENVIRONMENT),
-    *("PMI_FD", "PMIX_NAMESPACE", "PMIX_RANK"),
-)
 
 
 class CannotStart(Exception):

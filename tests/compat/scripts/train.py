@@ -1,6 +1,10 @@
-"""Trains a model of its own class on different data per rank, and prints what came of it."""
+"""Trains a model of its own class on different data per rank, and prints what came of it.
+
+train.py [device type]    on the CPU, or each rank on the device of its number
+"""
 
 import os
+import sys
 
 import oneccl_bindings_for_pytorch  # noqa: F401
 import torch
@@ -19,12 +23,12 @@ class Curve(nn.Module):
         return self.out(self.hidden(x).tanh())
 
 
-def train(net: nn.Module, steps: int) -> list[float]:
-    loss_of = nn.MSELoss()
+def train(net: nn.Module, steps: int, device: str) -> list[float]:
+    loss_of = nn.MSELoss().to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     losses = []
     for _ in range(steps):
-        x = torch.randn(16, 2)
+        x = torch.randn(16, 2).to(device)
         optimizer.zero_grad()
         loss = loss_of(net(x), x.prod(1, keepdim=True))
         loss.backward()
@@ -37,10 +41,11 @@ def main() -> None:
     dist.init_process_group(backend="ccl")
     assert os.environ["PMI_RANK"] == str(dist.get_rank())
     torch.manual_seed(dist.get_rank())
-    net = Curve()
+    device = f"{sys.argv[1]}:{dist.get_rank()}" if sys.argv[1:] else "cpu"
+    net = Curve().to(device)
     if dist.get_world_size() > 1:
-        net = DistributedDataParallel(net)
-    losses = train(net, 3)
+        net = DistributedDataParallel(net, device_ids=[device] if sys.argv[1:] else None)
+    losses = train(net, 3, device)
     print("losses", losses)
     print("weights", [p.flatten().tolist() for p in net.parameters()])
 

@@ -15,12 +15,17 @@ PIPE_LIMIT = 1 << 20  # what the kernel may hold of a stream
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _prepare(agent: int, cpus: list[int]) -> None:
-    """In the new process. The agent has one thread, so this may be Python, and what PDEATHSIG
-    watches, the thread that forked, lives as long as the agent does."""
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when the one that started it is gone; in fact when the
+    thread is that started it, which therefore has to wait for the end of this process."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != agent:  # it died before the line above
+    if os.getppid() != parent:  # it died before the line above
         os._exit(1)
+
+
+def _prepare(agent: int, cpus: list[int]) -> None:
+    """In the new process. The agent has one thread, so this may be Python."""
+    end_with(agent)
     if cpus:
         with contextlib.suppress(OSError):  # somebody has taken them from us meanwhile
             os.sched_setaffinity(0, cpus)

@@ -16,25 +16,12 @@ from collections.abc import Callable
 
 from cores import cores, shares
 from frames import ERR, MAGIC, OUT, encoded, encoded_facts
+from ports import open_port
 from rank_process import COULD_NOT_START, PIECE, Lines, RankProcess
 
 STDIN, STDOUT = 0, 1
 UNSENT_LIMIT = 1 << 20  # bytes for the runner; beyond that the ranks have to wait
 LAST_WORDS_S = 0.5  # for what ranks have started and that still writes when they have ended
-
-
-def open_port(*, listening: bool) -> socket.socket:
-    """A port that is free. While it is held without listening, the kernel gives it to nobody who
-    asks for any port, but rank 0 can listen on it: so two jobs never choose the same."""
-    for family in (socket.AF_INET6, socket.AF_INET):
-        with contextlib.suppress(OSError):
-            port = socket.socket(family)
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port.bind(("", 0))
-            if listening:
-                port.listen()
-            return port
-    raise OSError("no port can be opened")
 
 
 def first_that_answers(addresses: list[str], port: int, token: str, within_s: float) -> str:

@@ -1,0 +1,374 @@
+"""torch_ccl.single_card: what ranks are told and pinned to, how they end, and that they train."""
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from launching import WAYS, clean_environment
+from launching import run_script as run_by
+from ranks import run_script
+from torch.utils.data import DataLoader, TensorDataset
+from torch_ccl.single_card import cpu_tiles, device_tiles, single_card_dist
+
+spawn = single_card_dist.multi_process_spawn
+SIZE = 2
+BOUND_S = 60
+
+
+def own_rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def note(directory: str, **facts) -> None:
+    """For the test; it appears as a whole."""
+    path = Path(directory) / f"{own_rank()}.json"
+    path.with_suffix(".new").write_text(json.dumps(facts))
+    path.with_suffix(".new").rename(path)
+
+
+def noted(directory: Path, size: int = SIZE) -> list[dict]:
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def await_notes(directory: Path, size: int = SIZE) -> None:
+    end = time.monotonic() + BOUND_S
+    while not all((directory / f"{rank}.json").exists() for rank in range(size)):
+        assert time.monotonic() < end, "ranks have not come"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Nothing of it runs any more; somebody may still have to reap it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+# ---- what ranks get
+
+OF_OTHERS = {"PMI_RANK": "7", "OMPI_COMM_WORLD_RANK": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def say_place(directory):
+    import multiprocessing
+
+    note(
+        directory,
+        environment={name: os.environ.get(name) for name in (*PLACE, *OF_OTHERS)},
+        cpus=sorted(os.sched_getaffinity(0)),
+        threads=torch.get_num_threads(),
+        daemon=multiprocessing.current_process().daemon,
+    )
+
+
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+
+
+def test_place_and_cores(tmp_path, monkeypatch):
+    for name, value in OF_OTHERS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    before = dict(os.environ), os.sched_getaffinity(0)
+    assert spawn(say_place, (str(tmp_path),), tiles=SIZE) == 0
+    assert (dict(os.environ), os.sched_getaffinity(0)) == before
+
+    said = noted(tmp_path)
+    shares = [set(row["cpus"]) for row in said]
+    assert not shares[0] & shares[1] and shares[0] | shares[1] <= before[1]
+    sizes = [tile.size for tile in cpu_tiles(before[1], SIZE)]
+    assert [row["threads"] for row in said] == sizes
+    for rank, row in enumerate(said):
+        place = [str(rank), "2", str(rank), "2", "127.0.0.1", str(sizes[rank])]
+        # Our package, which f's module imports, completes what hydra would set.
+        of_others = [str(rank), None, None]
+        assert list(row["environment"].values()) == [*place, *of_others]
+        assert not row["daemon"]  # so that it may start workers
+
+
+@pytest.mark.slow
+def test_threads_that_the_user_chose(tmp_path, monkeypatch):
+    """One, although the rank has all cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert spawn(say_place, (str(tmp_path),), tiles=1) == 0
+    assert noted(tmp_path, 1)[0]["threads"] == 1
+
+
+def test_arguments_are_refused():
+    with pytest.raises(TypeError, match=r"such as \(args,\), not str"):
+        spawn(say_place, "directory")
+    with pytest.raises(ValueError, match="tiles=0"):
+        spawn(say_place, ("",), tiles=0)
+    with pytest.raises(ValueError, match="tiles=100000, but"):
+        spawn(say_place, ("",), tiles=100000)
+
+
+# ---- how they end
+
+ENDS = {
+    "exit": (3, lambda: sys.exit(3)),
+    "exit at once": (5, lambda: os._exit(5)),
+    "killed": (137, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+}
+
+
+def await_other(directory: str) -> None:
+    end = time.monotonic() + BOUND_S
+    while not (Path(directory) / f"{1 - own_rank()}.json").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def end_or_sleep(directory, way):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if way == "killed" else signal.SIG_DFL)
+    note(directory, pid=os.getpid())
+    await_other(directory)
+    if own_rank() == 1:
+        ENDS[way][1]()
+    time.sleep(300)
+
+
+@pytest.mark.parametrize(
+    "way", [w if w == "exit" else pytest.param(w, marks=pytest.mark.slow) for w in ENDS]
+)
+def test_one_fails_and_the_other_is_ended(tmp_path, way):
+    """Also if it does not listen to SIGTERM."""
+    assert spawn(end_or_sleep, (str(tmp_path), way), tiles=SIZE) == ENDS[way][0]
+    assert all(is_gone(row["pid"]) for row in noted(tmp_path))
+
+
+def raise_error(text):
+    if own_rank() == 1:
+        raise ValueError(text)
+    time.sleep(300)
+
+
+def test_traceback_is_shown(capfd):
+    assert spawn(raise_error, ("the reason",), tiles=SIZE) == 1
+    said = capfd.readouterr().err
+    assert "in raise_error" in said and "ValueError: the reason" in said, said
+
+
+def leave_the_other_waiting(directory):
+    if own_rank() == 1:
+        atexit.register(time.sleep, 30)  # after the group has ended
+    tile = single_card_dist(torch.nn.Linear(2, 2), range(8))
+    note(directory, pid=os.getpid())
+    if tile.rank == 1:
+        sys.exit(3)
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.slow
+def test_the_first_to_fail_counts(tmp_path):
+    """Rank 0 fails as soon as rank 1 leaves, and ends before it."""
+    assert spawn(leave_the_other_waiting, (str(tmp_path),), tiles=SIZE) == 3
+    assert all(is_gone(row["pid"]) for row in noted(tmp_path))
+
+
+SLEEPING = """
+import json, os, sys, time
+from pathlib import Path
+from torch_ccl.single_card import single_card_dist
+
+def sleep(directory):
+    path = Path(directory) / f"{os.environ['RANK']}.json"
+    path.with_suffix(".new").write_text(json.dumps({"pid": os.getpid()}))
+    path.with_suffix(".new").rename(path)
+    time.sleep(300)
+
+if __name__ == "__main__":
+    single_card_dist.multi_process_spawn(sleep, (sys.argv[1],), tiles=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_who_started_them(tmp_path, number):
+    script = tmp_path / "sleeping.py"
+    script.write_text(SLEEPING)
+    parent = subprocess.Popen(
+        [sys.executable, script, tmp_path], env=clean_environment(), stderr=subprocess.DEVNULL
+    )
+    try:
+        await_notes(tmp_path)
+        parent.send_signal(number)
+        parent.wait(BOUND_S)
+        end = time.monotonic() + BOUND_S
+        while not all(is_gone(row["pid"]) for row in noted(tmp_path)):
+            assert time.monotonic() < end, "ranks have outlived it"
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait()
+        for path in tmp_path.glob("*.json"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+
+
+# ---- training
+
+STEPS = 3
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(8, 4, generator=generator)
+    return TensorDataset(torch.arange(8), x, x.sum(1, keepdim=True))
+
+
+def train(directory):
+    """An epoch is one step: every rank has half of the samples."""
+    torch.manual_seed(own_rank())  # the first rank's weights count
+    dataset = samples()
+    tile = single_card_dist(torch.nn.Linear(4, 1), dataset)
+    begin = tile.model.module.weight.detach().clone()
+    loader = DataLoader(dataset, batch_size=4, sampler=tile.train_sampler, num_workers=1)
+    optimizer = torch.optim.SGD(tile.model.parameters(), lr=0.1)
+    seen = []
+    for epoch in range(STEPS):
+        tile.train_sampler.set_epoch(epoch)
+        for index, x, y in loader:
+            seen.append(index.tolist())
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(tile.model(x), y).backward()
+            optimizer.step()
+    parameters = {name: value.tolist() for name, value in tile.model.module.state_dict().items()}
+    backend = dist.get_backend()
+    note(
+        directory,
+        rank=tile.rank,
+        backend=backend,
+        seen=seen,
+        begin=begin.tolist(),
+        parameters=parameters,
+    )
+
+
+def train_alone(begin: dict) -> torch.Tensor:
+    """On all samples, as the ranks do together."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    assert model.weight.tolist() == begin
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, x, y = samples().tensors
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return model.weight.detach()
+
+
+def test_training(tmp_path):
+    """floats are compared as they are: `tolist` loses nothing."""
+    assert spawn(train, (str(tmp_path),), tiles=SIZE) == 0
+    first, second = noted(tmp_path)
+    assert [first["rank"], second["rank"]] == [0, 1]
+    assert {first["backend"], second["backend"]} == {"ccl"}
+    assert first["parameters"] == second["parameters"]
+    assert first["begin"] == second["begin"] != first["parameters"]["weight"]
+    torch.testing.assert_close(
+        torch.tensor(first["parameters"]["weight"]), train_alone(first["begin"])
+    )
+    for mine, others in zip(first["seen"], second["seen"], strict=True):
+        assert sorted([*mine, *others]) == list(range(8))
+    assert first["seen"][0] != first["seen"][1]  # each epoch has an order of its own
+
+
+def sum_up(directory, number):
+    single_card_dist(torch.nn.Linear(1, 1), range(2))
+    x = torch.full((1,), float(number))
+    dist.all_reduce(x)
+    note(directory, sum=x.item(), port=os.environ["MASTER_PORT"])
+
+
+@pytest.mark.slow
+def test_two_jobs_at_once(tmp_path):
+    def run(job: int) -> list[dict]:
+        directory = tmp_path / str(job)
+        directory.mkdir()
+        assert spawn(sum_up, (str(directory), job), tiles=SIZE) == 0
+        return noted(directory)
+
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(run, (1, 2))
+    assert [row["sum"] for row in (*one, *two)] == [2.0, 2.0, 4.0, 4.0]
+    assert {row["port"] for row in one}.isdisjoint(row["port"] for row in two)
+
+
+OTHERS_START_IT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch_ccl.single_card import single_card_dist
+
+tile = single_card_dist(torch.nn.Linear(2, 2), range(8))
+tile.train_sampler.set_epoch(1)
+tile.model(torch.ones(1, 2)).sum().backward()
+sys.stdout.write(f"{tile.rank} of {dist.get_world_size()}: {len(tile.train_sampler)} samples\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["torchrun", "MPICH"])
+def test_other_launchers(way, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(OTHERS_START_IT)
+    said = [rank.out for rank in run_by(WAYS[way], script)]
+    assert said == [f"{rank} of 2: 4 samples\n" for rank in range(SIZE)]
+
+
+def test_without_a_launcher():
+    assert run_script(OTHERS_START_IT) == "0 of 1: 8 samples\n"
+
+
+# ---- tiles of other machines
+
+
+def machine(root: Path, sockets: list[int], nodes: list[str]) -> Path:
+    """The socket of each CPU, and the CPUs of each node."""
+    for cpu, socket in enumerate(sockets):
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{socket}\n")
+    for number, cpus in enumerate(nodes):
+        node = root / f"sys/devices/system/node/node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(f"{cpus}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("sockets", "nodes", "usable", "count", "tiles"),
+    [
+        ([0] * 4, ["0-1", "2-3"], range(4), None, [[0, 1], [2, 3]]),  # nodes
+        ([0] * 4, ["0-1", "2-3"], range(4), 1, [[0, 1, 2, 3]]),
+        ([0] * 4, ["0-1", "2-3"], range(2), None, [[0], [1]]),  # one of which cannot be used
+        ([0, 1, 0, 1], ["0-3"], range(4), None, [[0, 2], [1, 3]]),  # sockets
+        ([0, 1, 0, 1], [], range(4), None, [[0, 2], [1, 3]]),
+        ([0] * 6, ["0-5"], range(1, 6), None, [[1, 2, 3], [4, 5]]),  # neither
+        ([0] * 6, ["0-5"], range(6), 3, [[0, 1], [2, 3], [4, 5]]),
+        ([0], ["0"], [0], None, [[0]]),
+    ],
+)
+def test_cpu_tiles(tmp_path, sockets, nodes, usable, count, tiles):
+    found = cpu_tiles(usable, count, machine(tmp_path, sockets, nodes))
+    assert [tile.cpus for tile in found] == tiles
+    assert [tile.size for tile in found] == [len(cpus) for cpus in tiles]
+
+
+def test_device_tiles():
+    assert [tile.size for tile in device_tiles(2, 8)] == [4, 4]
+    assert [tile.cpus for tile in device_tiles(4, 2, 3)] == [[]] * 3
+    with pytest.raises(ValueError, match="tiles=3, but there are 2 devices"):
+        device_tiles(2, 8, 3)

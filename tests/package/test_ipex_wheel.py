@@ -1,0 +1,203 @@
+"""The wheel that stands in for intel_extension_for_pytorch, and gives way to a real one."""
+
+import importlib.metadata
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from environments import OURS, Environment, make_environment
+from programs import ROOT
+
+pytestmark = pytest.mark.timeout(300)
+
+VERSION = importlib.metadata.version("torch-ccl")
+REAL_VERSION = "2.8.0"
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> Path:
+    """The stand-in, and a package that is made as the real one is."""
+    directory = tmp_path_factory.mktemp("wheels")
+    real = directory / "real"
+    package = real / "intel_extension_for_pytorch"
+    (package / "xpu").mkdir(parents=True)
+    (package / "__init__.py").write_text(f"__version__ = '{REAL_VERSION}'\n")
+    (package / "xpu/__init__.py").write_text("")
+    (package / "xpu/single_card.py").write_text("single_card_dist = 'the real one'\n")
+    (real / "pyproject.toml").write_text(
+        f"""
+[build-system]
+requires = ["scikit-build-core"]
+build-backend = "scikit_build_core.build"
+[project]
+name = "intel_extension_for_pytorch"
+version = "{REAL_VERSION}"
+[tool.scikit-build]
+wheel.cmake = false
+wheel.packages = ["intel_extension_for_pytorch"]
+"""
+    )
+    environment = make_environment(directory / "builder")
+    build = 'python -m pip wheel --no-build-isolation --no-deps --wheel-dir "$1" "$2" "$3"'
+    environment.shell(build, directory / "dist", ROOT / "compat/intel_extension_for_pytorch", real)
+    return directory / "dist"
+
+
+@pytest.fixture
+def environment(tmp_path) -> Environment:
+    """With torch-ccl, the one that is being tested: the stand-in asks for it."""
+    made = make_environment(tmp_path / "venv")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.name.startswith(OURS) and "ipex" not in entry.name:
+            (made.path / "others" / entry.name).symlink_to(entry)
+    return made
+
+
+def install(environment: Environment, wheels: Path, name: str) -> None:
+    environment.shell('python -m pip install --no-index --find-links "$1" "$2"', wheels, name)
+
+
+def uninstall(environment: Environment, name: str) -> None:
+    environment.shell('python -m pip uninstall --yes "$1"', name)
+
+
+STAND_IN, REAL = "torch-ccl-ipex-compat", "intel_extension_for_pytorch"
+
+
+def found_version(environment: Environment, **variables: str) -> str:
+    program = "import intel_extension_for_pytorch as ipex; print(ipex.__version__)"
+    return environment.shell('python -c "$1"', program, **variables).strip()
+
+
+def files(environment: Environment) -> dict[str, bytes]:
+    """Of the real package, and what pip knows of it."""
+    return {
+        str(path.relative_to(environment.site_packages)): path.read_bytes()
+        for path in environment.site_packages.glob("intel_extension_for_pytorch*/**/*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+# ---- where there is no real one
+
+
+def test_contents(wheels):
+    """Nothing lies where a file of the real package could."""
+    (path,) = wheels.glob("torch_ccl_ipex_compat-*.whl")
+    assert path.name == f"torch_ccl_ipex_compat-{VERSION}-py3-none-any.whl"
+    with zipfile.ZipFile(path) as wheel:
+        tops = {name.split("/")[0] for name in wheel.namelist()}
+        information = f"torch_ccl_ipex_compat-{VERSION}.dist-info"
+        metadata = wheel.read(f"{information}/METADATA").decode().splitlines()
+    assert tops == {"torch_ccl_ipex_compat", "torch_ccl_ipex_compat.pth", information}
+    assert f"Requires-Dist: torch-ccl=={VERSION}" in metadata
+
+
+USE = """
+import sys
+assert not {"torch", "importlib.metadata", "pathlib"} & sys.modules.keys()  # it starts as fast
+
+import warnings
+import intel_extension_for_pytorch as ipex
+import torch
+assert "torch_ccl._C" not in sys.modules
+
+from intel_extension_for_pytorch.xpu.single_card import single_card_dist
+from torch_ccl import single_card
+assert single_card_dist is single_card.single_card_dist
+assert ipex.xpu.single_card.single_card_dist is single_card_dist
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert torch.xpu.optimize(model=model, optimizer=optimizer, dtype=torch.bfloat16) == (
+        model,
+        optimizer,
+    )
+    assert ipex.optimize(model, dtype=torch.bfloat16, weights_prepack=False) is model
+    assert ipex.xpu.optimize(model, level="O0") is model
+assert model.weight.dtype == torch.float32
+print(*(warning.message for warning in caught), sep="\\n")
+
+for module in (ipex, ipex.xpu):
+    assert not hasattr(module, "quantization")
+    try:
+        module.quantization
+    except AttributeError as error:
+        print(error)
+print(ipex.__version__)
+"""
+
+
+def test_what_is_there(environment, wheels):
+    install(environment, wheels, STAND_IN)
+    warning, *refusals, version = environment.shell('python -c "$1"', USE).splitlines()
+    assert "changes nothing" in warning
+    assert [line.partition(" is not there")[0] for line in refusals] == [
+        "intel_extension_for_pytorch.quantization",
+        "intel_extension_for_pytorch.xpu.quantization",
+    ]
+    assert version == VERSION
+
+
+def test_without_it(environment):
+    with pytest.raises(AssertionError, match="No module named 'intel_extension_for_pytorch'"):
+        found_version(environment)
+
+
+# ---- where there is one
+
+
+@pytest.mark.parametrize("first", [STAND_IN, REAL])
+def test_the_real_one_wins(environment, wheels, first):
+    """Whichever comes first; each goes without the other."""
+    second = REAL if first == STAND_IN else STAND_IN
+    install(environment, wheels, REAL)
+    alone = files(environment)
+    uninstall(environment, REAL)
+    assert alone and not files(environment)
+
+    install(environment, wheels, first)
+    install(environment, wheels, second)
+    assert found_version(environment) == REAL_VERSION
+    assert files(environment) == alone
+    program = "from intel_extension_for_pytorch.xpu import single_card as s; print(s.__file__)"
+    said = environment.shell('python -c "$1"', program).strip()
+    assert Path(said).parent.parent == environment.site_packages / REAL
+
+    uninstall(environment, STAND_IN)
+    assert found_version(environment) == REAL_VERSION
+    assert not list(environment.site_packages.glob("torch_ccl_ipex*"))
+    install(environment, wheels, STAND_IN)
+    uninstall(environment, REAL)
+    assert found_version(environment) == VERSION
+
+
+def test_the_real_one_wins_behind_all_others(environment, wheels, tmp_path):
+    """At the end of sys.path, and found by a finder that was added later."""
+    install(environment, wheels, STAND_IN)
+    unpacked = tmp_path / "elsewhere"
+    with zipfile.ZipFile(next(wheels.glob("intel_extension_for_pytorch-*.whl"))) as wheel:
+        wheel.extractall(unpacked)
+    late = environment.site_packages / "zzz.pth"
+    late.write_text(f"{unpacked}\n")
+    assert found_version(environment) == REAL_VERSION
+    late.unlink()
+    assert found_version(environment) == VERSION
+    late.write_text("import late_finder\n")
+    (environment.site_packages / "late_finder.py").write_text(
+        f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Late:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [{str(unpacked)!r}]) if path is None else None
+
+sys.meta_path.append(Late)
+"""
+    )
+    assert found_version(environment) == REAL_VERSION

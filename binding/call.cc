@@ -115,7 +115,7 @@ void* Call::data_of(const at::Tensor& tensor) {
 
 const void* Call::readable_apart(const at::Tensor& tensor, const void* allowed) {
   const auto overlaps_tensor = [&](const at::Tensor& out) { return overlap(tensor, out); };
-  const bool copies = tensor.is_cpu() && is_plain(tensor) && tensor.const_data_ptr() != allowed &&
+  const bool copies = is_plain(tensor) && tensor.const_data_ptr() != allowed &&
                       std::ranges::any_of(written_, overlaps_tensor);
   return readable(copies ? contiguous_copy(tensor) : tensor);
 }
@@ -128,7 +128,9 @@ void* Call::writable(const at::Tensor& tensor, Contents contents) {
   }
   written_.push_back(room);
   if (room.is_cpu()) room.mutable_data_ptr();  // it may be a lazy copy of another
-  return data_of(room);
+  void* data = data_of(room);
+  if (staging_ && !room.is_same(tensor)) staging_->keep(tensor);
+  return data;
 }
 
 std::span<const tccl::Block> Call::keep(std::vector<tccl::Block> blocks) {
@@ -154,27 +156,30 @@ tccl::Program Call::program(const std::shared_ptr<const Call>& call) {
   if (call->body_) return {call->method().name, call->body_operations_, call->body_};
   if (call->staging_)
     return {call->method().name, call->staging_->operations(),
-            [call](const tccl::Program::Run& run) { call->staging_->run(run); }};
+            [call](const tccl::Program::Run& run) {
+              call->staging_->run(run, [&] { call->copy_results(); });
+            }};
   const auto operations = static_cast<std::uint32_t>(call->operations_.size());
   return {call->method().name, operations, [call](const tccl::Program::Run& run) {
             for (const tccl::Operation& operation : call->operations_) run(operation);
           }};
 }
 
-void Call::begin_staging(std::chrono::milliseconds timeout) {
-  if (!staging_) return;
-  const Place place{group_->rank, group_->size};
-  staging_->begin({operations_.data(), operations_.size()}, place, group_->staging_bytes, timeout);
-  if (is_message()) staging_->await_inputs();  // it is sent as soon as it is started
+void Call::prepare_staging(std::size_t piece_bytes, std::chrono::milliseconds timeout,
+                           std::function<void()> stop_if_asked) {
+  staging_->prepare({operations_.data(), operations_.size()},
+                    {.place = {group_->rank, group_->size},
+                     .piece_bytes = piece_bytes,
+                     .timeout = timeout,
+                     .stop_if_asked = std::move(stop_if_asked)});
+  if (operations_.front().op == tccl::Op::send) staging_->bring_inputs();
 }
 
 void Call::finish() const {
   if (finish_) finish_();
-  if (staging_) {
-    staging_->finish([this] { copy_results(); });
-  } else {
-    copy_results();
-  }
+  if (!staging_) return copy_results();
+  if (operations_.front().op == tccl::Op::recv)
+    staging_->return_outputs([this] { copy_results(); });
 }
 
 void Call::copy_results() const {

@@ -52,8 +52,7 @@ struct GroupFacts {
   int rank;
   int size;
   std::string name;
-  std::string backend;            // as the program named it
-  std::size_t staging_bytes = 0;  // of a piece
+  std::string backend;  // as the program named it
   Batches batches{};
 };
 
@@ -121,8 +120,11 @@ class Call {
   /// For what the Work shows: its profiler rows, and its result.
   void set_tensors(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
 
-  /// For tensors of an accelerator, before the rest of this: starts to bring them to the host.
-  void begin_staging(std::chrono::milliseconds timeout);
+  [[nodiscard]] bool is_staged() const noexcept { return staging_ != nullptr; }
+  /// For tensors of an accelerator, before what follows. A message that is to be sent is brought to
+  /// the host; what collectives read, when it is their turn.
+  void prepare_staging(std::size_t piece_bytes, std::chrono::milliseconds timeout,
+                       std::function<void()> stop_if_asked);
   /// All of it has been checked.
   void accept() noexcept { end_batch_on_throw_.batches = nullptr; }
   [[nodiscard]] const Method& method() const noexcept { return *method_; }

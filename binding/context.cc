@@ -12,14 +12,6 @@
 namespace torch_ccl {
 namespace {
 
-// Lets Ctrl-C end a wait. Python handles signals on its main thread only, so no other thread, least
-// of all one of the library's own, needs to touch the interpreter.
-void poll_interrupt() {
-  if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
-  const pybind11::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
-}
-
 // Made at the first use. Never destroyed: a static destructor would run after threads and tensors
 // are gone.
 struct Holder {
@@ -33,6 +25,14 @@ Holder& holder() {
 }
 
 }  // namespace
+
+// Python handles signals on its main thread only, so no other thread, least of all one of the
+// library's own, needs to touch the interpreter.
+void poll_interrupt() {
+  if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
 
 std::shared_ptr<tccl::Context> context() {
   Holder& held = holder();

@@ -17,6 +17,9 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
                                                       int rank, int size,
                                                       tccl::Communicator::Options options);
 
+/// Lets Ctrl-C end a wait: throws what Python's handler of a pending signal raised.
+void poll_interrupt();
+
 /// Says goodbye to all peers. Python calls it while it is still whole.
 void close_context();
 

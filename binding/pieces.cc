@@ -112,10 +112,16 @@ std::vector<ConstBlock> parts_scattered(const Operation& whole, int size) {
   return {whole.in_blocks.begin(), whole.in_blocks.end()};
 }
 
+// A rank whose whole is another must not take one of its pieces for one of ours.
+std::uint64_t tag_of(std::size_t longest, std::size_t piece) {
+  return (std::uint64_t{longest} << 20) + piece + 1;
+}
+
 }  // namespace
 
 std::vector<Piece> cut(const Operation& whole, Place place, std::size_t piece_bytes) {
-  const std::size_t bytes = longest_part(whole) * size_of(whole.dtype);
+  const std::size_t longest = longest_part(whole);
+  const std::size_t bytes = longest * size_of(whole.dtype);
   const std::size_t pieces = (bytes + piece_bytes - 1) / piece_bytes;
   std::vector<Piece> result;
   if (pieces <= 1) {
@@ -133,6 +139,7 @@ std::vector<Piece> cut(const Operation& whole, Place place, std::size_t piece_by
     } else {
       result.push_back(cut_elements(whole, piece, pieces));
     }
+    result.back().operation.tag = tag_of(longest, piece);
   }
   return result;
 }

@@ -10,7 +10,6 @@
 #include "gil.h"
 #include "monitored_barrier.h"
 #include "sparse.h"
-#include "tccl/info.h"
 #include "work.h"
 
 namespace torch_ccl {
@@ -70,8 +69,8 @@ ProcessGroupCCL::ProcessGroupCCL(const StorePtr& store, int rank, int size,
       facts_{rank, size, std::move(name), options_->backend},
       communicator_(make_communicator(store, rank, size,
                                       {.name = facts_.name, .timeout = options_->timeout})),
+      staging_bytes_(context()->staging_bytes()),
       timeout_(options_->timeout) {
-  facts_.staging_bytes = tccl::info().staging_bytes;
   init();
 }
 
@@ -84,6 +83,7 @@ ProcessGroupCCL::~ProcessGroupCCL() {
 
 void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
+  if (native_) native_->setTimeout(timeout);
   timeout_.store(timeout, std::memory_order_relaxed);
 }
 
@@ -125,11 +125,7 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::milliseconds timeout,
                                                  bool asynchronous) {
-  try {
-    arguments.begin_staging(effective(timeout));
-  } catch (const tccl::Error& error) {
-    throw_as_torch(error);
-  }
+  if (arguments.is_staged()) prepare_staging(arguments, effective(timeout));
   arguments.accept();
   operations_of_process.fetch_add(1, std::memory_order_relaxed);
   at::RecordFunction row(at::RecordScope::FUNCTION);
@@ -159,6 +155,21 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
   }
   if (in_batch) facts_.batches.add(work);
   return work;
+}
+
+void ProcessGroupCCL::prepare_staging(Call& call, std::chrono::milliseconds timeout) const {
+  // Weak, because calls may outlive the group.
+  auto stop_if_asked = [group = std::weak_ptr(communicator_)] {
+    const auto communicator = group.lock();
+    const std::exception_ptr reason = communicator ? communicator->error() : nullptr;
+    if (reason) std::rethrow_exception(reason);
+    poll_interrupt();
+  };
+  try {
+    call.prepare_staging(staging_bytes_, timeout, std::move(stop_if_asked));
+  } catch (const tccl::Error& error) {
+    throw_as_torch(error);
+  }
 }
 
 // ---- tensors of a device that has a backend of its own
@@ -217,6 +228,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options,
                                                            tccl::WireFormat format) {
+  if (auto* native = native_for(tensors)) return in_batch(native->allreduce(tensors, options));
   Call call(kAllreduce, facts_);
   add_allreduce(call, call.only(tensors, "tensors"), options.reduceOp, format);
   return launch(std::move(call), options);
@@ -645,6 +657,11 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(
 
 // ---- what became of it
 
+void ProcessGroupCCL::shutdown() {
+  if (native_) native_->shutdown();
+  communicator_->close();
+}
+
 void ProcessGroupCCL::registerOnCompletionHook(Ledger::Hook&& hook) {
   TORCH_CHECK(hook, "ccl: a completion hook must be callable");
   TORCH_CHECK(ledger_->set_hook(std::move(hook)), "ccl: group ", facts_.name,
@@ -668,6 +685,7 @@ c10d::ErrorType ProcessGroupCCL::getError() {
 }
 
 void ProcessGroupCCL::abort() {
+  if (native_) native_->abort();
   communicator_->abort(c10::str("abort() was called on rank ", getRank()));
 }
 

@@ -7,8 +7,6 @@
 // needs Python's GIL, though a user's hook or tensor may take it.
 #pragma once
 
-#include <ATen/ops/empty.h>
-
 #include <atomic>
 #include <memory>
 #include <string>
@@ -117,7 +115,7 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {
-    return options.device().is_cpu() ? empty_shared({size}, options) : at::empty({size}, options);
+    return empty_shared({size}, options);
   }
 
   // ---- devices that have a backend of their own
@@ -149,7 +147,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   void enableCollectivesTiming() override {}
   c10d::ErrorType getError() override;
   /// Waits for what was started, then leaves the group.
-  void shutdown() override { communicator_->close(); }
+  void shutdown() override;
   void abort() override;
 
  private:
@@ -159,6 +157,7 @@ class ProcessGroupCCL final : public c10d::Backend {
     return launch(std::move(call), options.timeout, options.asyncOp);
   }
   WorkPtr launch_point_to_point(Call call);
+  void prepare_staging(Call& call, std::chrono::milliseconds timeout) const;
   [[nodiscard]] c10d::Backend* native_for(const at::Tensor& tensor) const;
   [[nodiscard]] c10d::Backend* native_for(const Tensors& tensors) const;
   WorkPtr in_batch(WorkPtr work);
@@ -175,6 +174,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
   GroupFacts facts_;
   const std::shared_ptr<tccl::Communicator> communicator_;
+  const std::size_t staging_bytes_;  // of a piece
   c10::intrusive_ptr<c10d::Backend> native_;
   at::DeviceType native_device_ = at::kCPU;  // of native_, if there is one
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();

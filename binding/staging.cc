@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <atomic>
 #include <thread>
 
 #include "tccl/error.h"
@@ -15,8 +16,12 @@ namespace {
 // How long a call that has failed waits for copies that are still under way.
 constexpr std::chrono::milliseconds kPatience{100};
 
+c10::impl::VirtualGuardImpl guard_of(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
 c10::Stream new_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  return guard_of(device).getStreamFromGlobalPool(device);
 }
 
 // By as_strided(), for a contiguous tensor of one element may have any stride.
@@ -27,12 +32,18 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
 
 // Only copies to and from pinned memory are truly asynchronous; not every accelerator has it.
 at::Tensor host_bytes(std::size_t bytes) {
+  static std::atomic<bool> can_pin{true};  // relaxed: a guess that is found out
   const auto size = static_cast<int64_t>(bytes);
-  try {
-    return at::empty({size}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
-  } catch (const c10::Error&) {
-    return at::empty({size}, at::TensorOptions().dtype(at::kByte));
+  const auto options = at::TensorOptions().dtype(at::kByte);
+  if (can_pin.load(std::memory_order_relaxed)) {
+    try {
+      return at::empty({size}, options.pinned_memory(true));
+    } catch (const c10::OutOfMemoryError&) {  // this time
+    } catch (const c10::Error&) {
+      can_pin.store(false, std::memory_order_relaxed);
+    }
   }
+  return at::empty({size}, options);
 }
 
 void copy(const at::Tensor& to, const at::Tensor& from) {
@@ -42,18 +53,19 @@ void copy(const at::Tensor& to, const at::Tensor& from) {
 
 // The allocator must not hand out memory that such a stream still reads or writes.
 void keep_until_used(const at::Tensor& tensor, const c10::Stream& stream) {
-  c10::impl::VirtualGuardImpl(stream.device_type())
-      .recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  guard_of(stream.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }
 
-bool comes_by(const c10::Event& event, Clock::time_point deadline) {
+bool comes_by(const c10::Event& event, Clock::time_point deadline,
+              const std::function<void()>& stop_if_asked) {
   for (int looks = 0; !event.query(); ++looks) {
     if (Clock::now() > deadline) return false;
     if (looks < 100) {
       std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      continue;
     }
+    if (stop_if_asked) stop_if_asked();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;
 }
@@ -61,20 +73,25 @@ bool comes_by(const c10::Event& event, Clock::time_point deadline) {
 }  // namespace
 
 Staging::Staging(at::Device device)
-    : device_(device), in_(new_stream(device)), out_(new_stream(device)), done_(device.type()) {}
+    : device_(device),
+      in_(new_stream(device)),
+      out_(new_stream(device)),
+      issued_(device.type()),
+      done_(device.type()) {}
 
 // After a failure copies may be under way: their memory must stay. If they do not end soon, as on a
 // device that hangs, it stays for good: whoever waits for the call is to be told.
 Staging::~Staging() {
-  const auto deadline = Clock::now() + kPatience;
+  if (!is_copying_) return;
   try {
-    if (!stages_.empty()) done_.record(out_);
-    bool over = comes_by(done_, deadline);
-    for (const Stage& stage : stages_) over = over && comes_by(stage.arrived, deadline);
+    const auto deadline = Clock::now() + kPatience;
+    done_.record(out_);
+    bool over = comes_by(done_, deadline, nullptr);
+    for (const Stage& stage : stages_) over = over && comes_by(stage.arrived, deadline, nullptr);
     if (over) return;
   } catch (const std::exception&) {  // a device that has failed is not to be trusted with memory
   }
-  static_cast<void>(new std::vector<Room>(std::move(rooms_)));
+  static_cast<void>(new std::pair(std::move(rooms_), std::move(kept_)));
 }
 
 void* Staging::room_for(const at::Tensor& tensor) {
@@ -84,54 +101,69 @@ void* Staging::room_for(const at::Tensor& tensor) {
   return rooms_.back().host.mutable_data_ptr();
 }
 
-void Staging::begin(std::span<const tccl::Operation> operations, Place place,
-                    std::size_t piece_bytes, std::chrono::milliseconds timeout) {
-  place_ = place;
-  timeout_ = timeout;
-  deadline_ = deadline_after(timeout);
+void Staging::keep(const at::Tensor& tensor) {
+  keep_until_used(tensor, out_);
+  kept_.push_back(tensor);
+}
+
+void Staging::prepare(std::span<const tccl::Operation> operations, Terms terms) {
+  terms_ = std::move(terms);
   for (const tccl::Operation& operation : operations)
-    for (Piece& piece : cut(operation, place, piece_bytes))
+    for (Piece& piece : cut(operation, terms_.place, terms_.piece_bytes))
       stages_.push_back({std::move(piece), c10::Event(device_.type())});
-  c10::Event issued(device_.type());
-  issued.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  issued.block(in_);
-  issued.block(out_);
-  for (Stage& stage : stages_) copy_in(stage);
+  issued_.record(guard_of(device_).getStream(device_));
 }
 
 std::uint32_t Staging::operations() const noexcept {
   return static_cast<std::uint32_t>(stages_.size());
 }
 
-void Staging::await_inputs() const {
-  if (!stages_.empty()) await(stages_.back().arrived);
-}
-
-void Staging::run(const tccl::Program::Run& run) {
+void Staging::run(const tccl::Program::Run& run, const std::function<void()>& then) {
+  begin_copying();
+  for (Stage& stage : stages_) copy_in(stage);
   for (Stage& stage : stages_) {
     await(stage.arrived);
     run(stage.piece.operation);
     copy_back(stage);
   }
+  end_copying(then);
 }
 
-void Staging::finish(const std::function<void()>& then) {
-  for (Stage& stage : stages_)
-    if (!stage.copied_back) copy_back(stage);
+void Staging::bring_inputs() {
+  begin_copying();
+  for (Stage& stage : stages_) copy_in(stage);
+  for (const Stage& stage : stages_) await(stage.arrived);
+  is_copying_ = false;
+}
+
+void Staging::return_outputs(const std::function<void()>& then) {
+  begin_copying();
+  for (const Stage& stage : stages_) copy_back(stage);
+  end_copying(then);
+}
+
+void Staging::begin_copying() {
+  deadline_ = deadline_after(terms_.timeout);
+  is_copying_ = true;
+  issued_.block(in_);
+  issued_.block(out_);
+}
+
+void Staging::end_copying(const std::function<void()>& then) {
   const c10::StreamGuard on_stream(out_);
   then();
   done_.record(out_);
   await(done_);
+  is_copying_ = false;
 }
 
 Staging::Room Staging::part_at(const Extent& extent) const {
   const auto* data = static_cast<const char*>(extent.data);
+  const auto length = static_cast<int64_t>(extent.bytes);
   for (const Room& room : rooms_) {
-    const auto* begin = static_cast<const char*>(room.host.const_data_ptr());
-    const std::ptrdiff_t offset = data - begin;
-    if (offset < 0 || offset + static_cast<int64_t>(extent.bytes) > room.host.numel()) continue;
+    const std::ptrdiff_t offset = data - static_cast<const char*>(room.host.const_data_ptr());
+    if (offset < 0 || offset + length > room.host.numel()) continue;
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const auto length = static_cast<int64_t>(extent.bytes);
     return {room.host.narrow(0, offset, length), room.device.narrow(0, offset, length)};
   }
   TORCH_INTERNAL_ASSERT(false, "an operation uses memory that is not staged");
@@ -139,7 +171,7 @@ Staging::Room Staging::part_at(const Extent& extent) const {
 
 void Staging::copy_in(Stage& stage) {
   const c10::StreamGuard on_stream(in_);
-  for (const Extent& extent : read_by(stage.piece.operation, place_)) {
+  for (const Extent& extent : read_by(stage.piece.operation, terms_.place)) {
     if (extent.bytes == 0) continue;
     const Room part = part_at(extent);
     copy(part.host, part.device);
@@ -147,21 +179,21 @@ void Staging::copy_in(Stage& stage) {
   stage.arrived.record(in_);
 }
 
-void Staging::copy_back(Stage& stage) {
+void Staging::copy_back(const Stage& stage) {
   const c10::StreamGuard on_stream(out_);
-  for (const Extent& extent : written_by(stage.piece.operation, place_)) {
+  for (const Extent& extent : written_by(stage.piece.operation, terms_.place)) {
     if (extent.bytes == 0) continue;
     const Room part = part_at(extent);
     copy(part.device, part.host);
   }
-  stage.copied_back = true;
 }
 
 void Staging::await(const c10::Event& event) const {
-  if (comes_by(event, deadline_)) return;
-  throw tccl::Error(tccl::Errc::timeout,
-                    c10::str(device_, " has not come to this operation in ", timeout_.count(),
-                             " ms: what its stream was given before is not finished"));
+  if (comes_by(event, deadline_, terms_.stop_if_asked)) return;
+  throw tccl::Error(
+      tccl::Errc::timeout,
+      c10::str(device_, " of rank ", terms_.place.rank, " has not come to this operation in ",
+               terms_.timeout.count(), " ms: what its stream was given before is not finished"));
 }
 
 }  // namespace torch_ccl

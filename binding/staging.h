@@ -7,9 +7,11 @@
 //   ranks               | 1    | 2    | 3     |
 //   stream out                 | 1 out | 2 out | 3 out |
 //
-// Both streams wait for what the caller's current stream had been given when the call was made; the
-// call is complete when the results lie in the accelerator's memory, so that every stream may read
-// them without a further wait. Nothing here knows what accelerator it is: torch's guards do.
+// Both streams wait for what the caller's current stream had been given when the call was made. The
+// copies begin when it is the call's turn among the group's collectives, and the next one's turn
+// comes when the results lie in the accelerator's memory: so a collective sees what the one before
+// it has written, and every stream may read the results without a further wait. Nothing here knows
+// what accelerator it is: torch's guards do.
 //
 // Not thread-safe: belongs to the thread that makes the call, then to the one that runs it.
 #pragma once
@@ -36,22 +38,32 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
   ~Staging();
 
-  [[nodiscard]] at::Device device() const noexcept { return device_; }
   /// On which the results are written.
   [[nodiscard]] c10::Stream output_stream() const noexcept { return out_; }
   /// Host memory in the place of `tensor`, which must be contiguous.
   void* room_for(const at::Tensor& tensor);
+  /// For a tensor that is written on the output stream but has no room.
+  void keep(const at::Tensor& tensor);
 
-  /// Starts to copy what the operations read. They use the rooms' memory.
-  void begin(std::span<const tccl::Operation> operations, Place place, std::size_t piece_bytes,
-             std::chrono::milliseconds timeout);
+  struct Terms {
+    Place place;
+    std::size_t piece_bytes;
+    std::chrono::milliseconds timeout;    // of the call
+    std::function<void()> stop_if_asked;  // called while it waits; throws if it is to end
+  };
+  /// What is to be done, in the rooms' memory. The current stream's work of by now comes first.
+  void prepare(std::span<const tccl::Operation> operations, Terms terms);
+
+  // ---- collectives
+
   [[nodiscard]] std::uint32_t operations() const noexcept;
-  /// Until all that the operations read has come.
-  void await_inputs() const;
-  /// Runs the pieces, and starts to copy back what each has written.
-  void run(const tccl::Program::Run& run);
-  /// Copies back what is left, and waits. `then` adds to the stream before that.
-  void finish(const std::function<void()>& then);
+  /// All of it. `then` may add to the output stream.
+  void run(const tccl::Program::Run& run, const std::function<void()>& then);
+
+  // ---- messages, which are sent as soon as they are started
+
+  void bring_inputs();
+  void return_outputs(const std::function<void()>& then);
 
  private:
   /// The same bytes here and there.
@@ -61,23 +73,26 @@ class Staging {
   struct Stage {
     Piece piece;
     c10::Event arrived;
-    bool copied_back = false;
   };
 
+  void begin_copying();
   [[nodiscard]] Room part_at(const Extent& extent) const;
   void copy_in(Stage& stage);
-  void copy_back(Stage& stage);
+  void copy_back(const Stage& stage);
+  void end_copying(const std::function<void()>& then);
   void await(const c10::Event& event) const;
 
   const at::Device device_;
   const c10::Stream in_;
   const c10::Stream out_;
-  Place place_{};
+  Terms terms_{};
+  c10::Event issued_;  // what the caller's stream had been given
   std::vector<Room> rooms_;
+  std::vector<at::Tensor> kept_;
   std::vector<Stage> stages_;
   c10::Event done_;
-  std::chrono::milliseconds timeout_{};
   Clock::time_point deadline_{};
+  bool is_copying_ = false;
 };
 
 }  // namespace torch_ccl

@@ -252,10 +252,10 @@ void WorkCCL::mark(c10::ivalue::Future& future) {
     error = exception_;
     announces = std::exchange(announcing_is_left_, false);
   }
-  // Whoever waits for the Future waits for what the current stream has been given by now: nothing
-  // is left on this one, unlike on the device's usual one.
-  const c10::OptionalStreamGuard on_stream(stream_);
   try {
+    // Whoever waits for the Future waits for what the current stream has been given by now: nothing
+    // is left on this one, unlike on the device's usual one.
+    const c10::OptionalStreamGuard on_stream(stream_);
     if (error) {
       future.setError(error);
     } else {
@@ -263,6 +263,7 @@ void WorkCCL::mark(c10::ivalue::Future& future) {
     }
   } catch (const std::exception& e) {  // from a callback; the operation itself is fine
     TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
+    if (!future.completed()) future.setErrorIfNeeded(std::current_exception());  // or the device
   }
   if (announces) announce();
 }

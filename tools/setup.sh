@@ -95,7 +95,7 @@ install_applications() {
     >"$(echo $environment/lib/python3*/site-packages)/venv.pth"
   $environment/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -r $requirements
   # What DeepSpeed would else compile when it first makes a group, while a test is waiting.
-  DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$PWD/$environment/torch_extensions $environment/bin/python -c \
+  DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$PWD/$environment/torch_extensions $environment/bin/python -W ignore -c \
     'from deepspeed.comm.torch import build_shm_op; build_shm_op()' >/dev/null
   echo "$wanted" >$environment/.requirements
 }

@@ -44,6 +44,10 @@ class TCCL_API Context {
   /// room.
   virtual std::shared_ptr<void> allocate(std::size_t bytes) = 0;
 
+  /// The setting CCL_STAGING_BYTES, for whoever brings an accelerator's memory to the host. Ranks
+  /// have agreed on it.
+  [[nodiscard]] virtual std::size_t staging_bytes() const noexcept = 0;
+
   /// Says goodbye to all peers and joins all threads. Communicators still open are aborted.
   virtual void close() noexcept = 0;
 };

@@ -35,7 +35,6 @@ struct Info {
   std::string kernels;  // the instruction set of the reductions
   std::vector<AlgorithmChoice> algorithms;
   std::vector<SettingValue> settings;
-  std::size_t staging_bytes;  // CCL_STAGING_BYTES, for who brings an accelerator's memory here
 };
 
 /// Reads the environment. Throws Error{invalid_argument} if a setting makes no sense.

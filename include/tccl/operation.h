@@ -55,6 +55,8 @@ struct Operation {
   DType dtype = DType::uint8;
   Reduction reduction{};
   int root = -1;  // of rooted collectives; the peer of send and recv
+  /// Of messages. Of collectives: what all ranks must agree on besides, such as the whole that this
+  /// one is a piece of.
   std::uint64_t tag = 0;
   const void* in = nullptr;
   void* out = nullptr;

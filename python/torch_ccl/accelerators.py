@@ -36,13 +36,15 @@ def hand_over(backend, group) -> None:
 
     `group` is what torch.distributed said about the group that `backend` was made for.
     """
+    import torch
     import torch.distributed as dist
 
-    if not dist.is_xccl_available():
+    if not (dist.is_xccl_available() and torch.xpu.is_available()):
         return
     options = dist.ProcessGroupXCCL.Options()
     options.global_ranks_in_group = group.global_ranks_in_group
     options.group_name = group.group_id
+    options._timeout = group.timeout
     store = dist.PrefixStore("xccl/", group.store)
     xccl = dist.ProcessGroupXCCL(store, group.group_rank, group.group_size, options)
     backend._set_native("xpu", xccl)

@@ -12,8 +12,8 @@ Imported by the entry point at the end of `import torch`, so it loads the extens
 group is made.
 """
 
-import itertools
 import os
+import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
@@ -83,33 +83,35 @@ def _set_attributes(new: dict[tuple[ModuleType, str], object]) -> Callable[[], N
 
 # ---- gloo
 
-_group_numbers = itertools.count()
-
 
 def _make(backend: str, store, rank: int, size: int, timeout):
     from torch_ccl import ProcessGroupCCL
 
-    # torch says only later how it calls the group.
-    name = f"{backend}-{next(_group_numbers)}"
-    return ProcessGroupCCL(store, rank, size, timeout, name, backend)
+    # torch says only later how it calls the group; for messages any name will do.
+    return ProcessGroupCCL(store, rank, size, timeout, name=backend, backend=backend)
 
 
 def _stands_for(backend: str, group: object) -> bool:
-    from torch_ccl import ProcessGroupCCL
-
-    return isinstance(group, ProcessGroupCCL) and group.options.backend == backend
+    extension = sys.modules.get("torch_ccl._C")  # a question alone does not load it
+    is_ours = extension is not None and isinstance(group, extension.ProcessGroupCCL)
+    return is_ours and group.options.backend == backend
 
 
 def _substitute_for(gloo: type) -> type:
     """A class to be called as ProcessGroupGloo is; what else that has, this has too."""
 
+    def make_ours(store, rank, size, options=None, timeout=None):
+        if isinstance(options, gloo._Options):
+            timeout = options._timeout
+        elif options is not None:  # by position, the fourth may also be the timeout
+            timeout = options
+        return _make("gloo", store, rank, size, timeout or dist.default_pg_timeout)
+
     class Substitute(type):
-        def __call__(cls, store, rank, size, options=None, timeout=None):
-            if isinstance(options, gloo._Options):
-                timeout = options._timeout
-            elif options is not None:  # by position, the fourth may also be the timeout
-                timeout = options
-            return _make("gloo", store, rank, size, timeout or dist.default_pg_timeout)
+        def __call__(cls, *args, **kwargs):
+            # Somebody may have kept the name beyond restore().
+            make = make_ours if "gloo" in _undo else gloo
+            return make(*args, **kwargs)
 
         def __instancecheck__(cls, instance):
             return isinstance(instance, gloo) or _stands_for("gloo", instance)
@@ -166,11 +168,13 @@ class _Mpi:
         return self._world
 
 
+_mpi = _Mpi()  # one, as there is one MPI: it has met the others once
+
+
 def _replace_mpi() -> Callable[[], None]:
-    mpi = _Mpi()
     return _set_attributes(
         {
-            (distributed_c10d, "ProcessGroupMPI"): mpi,
+            (distributed_c10d, "ProcessGroupMPI"): _mpi,
             (distributed_c10d, "_MPI_AVAILABLE"): True,
         }
     )

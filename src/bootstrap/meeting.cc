@@ -345,6 +345,7 @@ class Host {
     check_equal("the first sequence number", self_.first_sequence, other, other.first_sequence);
     check_equal("CCL_CHUNK_BYTES", self_.chunk_bytes, other, other.chunk_bytes);
     check_equal("CCL_EAGER_BYTES", self_.eager_bytes, other, other.eager_bytes);
+    check_equal("CCL_STAGING_BYTES", self_.staging_bytes, other, other.staging_bytes);
     check_equal("CCL_WIRE_DTYPE", name_of(static_cast<WireFormat>(self_.wire_format)), other,
                 name_of(static_cast<WireFormat>(other.wire_format)));
     check_equal("the provider of libfabric", std::string(self_.provider), other,

@@ -23,7 +23,7 @@ namespace tccl {
 
 /// What a rank tells about itself. Sent as bytes between processes of one build.
 struct Introduction {
-  std::uint64_t format = 0x7463636c'00000005;  // raised when this struct or the region changes
+  std::uint64_t format = 0x7463636c'00000006;  // raised when this struct or the region changes
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;
@@ -34,6 +34,7 @@ struct Introduction {
   std::uint64_t region_offset = 0;  // of the group's region in that memory
   std::uint64_t chunk_bytes = 0;    // settings that shape the region
   std::uint64_t eager_bytes = 0;
+  std::uint64_t staging_bytes = 0;
   std::uint64_t cores_digest = 0;  // of the cores it may use: whose are equal share them
   char host[64] = {};
   // --- for other hosts, if there are any ---

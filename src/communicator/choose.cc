@@ -125,7 +125,6 @@ Info info() {
   Info info;
   info.kernels = kernels::best_variant().name;
   info.algorithms = AlgorithmTable(settings).choices();
-  info.staging_bytes = settings.staging_bytes;
   for (const SettingRow& row : setting_rows()) {
     const char* set = std::getenv(row.name);
     info.settings.push_back({row.name, set ? set : row.default_value, row.doc, set != nullptr});

@@ -26,9 +26,11 @@ const char* name_of_algorithm(std::uint8_t index) {
   return index < algorithms().size() ? algorithm(index).name : "unknown";
 }
 
-/// Counts that every rank must pass alike, as one number.
+/// Counts that every rank must pass alike, as one number: those of the v-forms, and of the whole
+/// that this is a piece of.
 std::uint64_t hash_of_counts(const Operation& o) {
   std::uint64_t hash = 1;
+  if (o.tag != 0) hash = mix(hash, o.tag);
   if (o.op == Op::allgatherv)
     for (const Block& block : o.out_blocks) hash = mix(hash, block.count);
   if (o.op == Op::reduce_scatterv)

@@ -106,6 +106,7 @@ Introduction ContextImpl::introduction() const {
   own.memory_bytes = arena_->memory()->bytes();
   own.chunk_bytes = settings_.chunk_bytes;
   own.eager_bytes = settings_.eager_bytes;
+  own.staging_bytes = settings_.staging_bytes;
   own.cores_digest = digest_of(cores_);
   own.wire_format = static_cast<std::uint32_t>(settings_.wire_format);
   std::strncpy(own.host, host_name().c_str(), sizeof own.host - 1);

@@ -35,6 +35,9 @@ class ContextImpl final : public Context {
   ~ContextImpl() override;
 
   std::shared_ptr<void> allocate(std::size_t bytes) override;
+  [[nodiscard]] std::size_t staging_bytes() const noexcept override {
+    return settings_.staging_bytes;
+  }
   void close() noexcept override;
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }

@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import time
 from datetime import timedelta
 
 import pytest
@@ -152,7 +153,7 @@ def test_services_of_gloo():
 
 def check_missing_rank(rank, size):
     if rank == 1:
-        return ""
+        return time.sleep(3)
     with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
         dist.monitored_barrier(timeout=timedelta(seconds=0.5))
 
@@ -291,12 +292,16 @@ def check_restored(rank, size):
     torch_ccl.replace("gloo", "mpi")
     assert torch_ccl.replaced() == ("gloo", "mpi") and dist.is_mpi_available()
     torch_ccl.replace("gloo")  # twice is as good as once
+    from torch.distributed import ProcessGroupGloo as kept
+
     ours = dist.new_group(backend="gloo")
     torch_ccl.restore("gloo")
     assert torch_ccl.replaced() == ("mpi",)
     theirs = dist.new_group(backend="gloo")
     assert is_ours(ours) and type(theirs._get_backend(CPU)) is dist.ProcessGroupGloo
     check_sum(ours, size)
+    store = dist.PrefixStore("kept", c10d._get_default_store())
+    assert type(kept(store, rank, size)) is dist.ProcessGroupGloo
     torch_ccl.restore()
     assert torch_ccl.replaced() == () and not dist.is_mpi_available()
     assert not hasattr(c10d, "ProcessGroupMPI")
@@ -314,6 +319,7 @@ def test_other_names_are_refused():
 
 ALONE = """
 import sys, torch, torch.distributed as dist
+assert not isinstance(None, dist.ProcessGroupGloo)  # a question loads nothing
 assert "torch_ccl" not in sys.modules and "torch_ccl._C" not in sys.modules
 dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1)
 print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, dist.get_backend())

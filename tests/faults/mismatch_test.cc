@@ -36,6 +36,14 @@ const Disagreement kDisagreements[] = {
      [](Buffers& b) { return sum(b, kSmall); },
      [](Buffers& b) { return sum(b, kLarge); },
      {"count 2,", "count 16777216,"}},
+    {"pieces_of_different_wholes",
+     [](Buffers& b) { return sum(b, 64); },
+     [](Buffers& b) {
+       Operation piece = sum(b, 64);
+       piece.tag = 128;
+       return piece;
+     },
+     {"count 64, float32, sum, algorithm", "counts #"}},
     {"dtypes",
      [](Buffers& b) { return sum(b, 64); },
      [](Buffers& b) { return sum(b, 64, DType::int32); },

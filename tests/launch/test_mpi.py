@@ -208,22 +208,27 @@ SAYS_MPI = """
 import torch, torch.distributed as dist
 
 dist.init_process_group("mpi"{arguments})
+dist.destroy_process_group()
+dist.init_process_group("mpi"{arguments})
 rank, size = dist.get_rank(), dist.get_world_size()
 x = torch.tensor([1.0, -1.0]) if rank == 0 else torch.zeros(2)
 dist.broadcast(x, src=0)
-pair = dist.new_group([0, 2])
-again = dist.new_group([0, 2])
+pair, last, again = (dist.new_group(ranks) for ranks in ([0, 2], [1, 2], [0, 2]))
 ones = torch.ones(1)
 if rank != 1:
     dist.all_reduce(ones, group=pair)
     dist.all_reduce(ones, group=again)
+if rank != 0:
+    dist.barrier(last)
 dist.barrier()
 say(f"{{rank}} of {{size}} by {{dist.get_backend()}}: {{x.tolist()}} {{ones.item():g}}")
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("arguments", ["", ", rank=0, world_size=0"])
+@pytest.mark.parametrize(
+    "arguments", ["", pytest.param(", rank=0, world_size=0", marks=pytest.mark.slow)]
+)
 def test_scripts_that_say_mpi(mpi, arguments):
     """Nothing is imported or set but CCL_REPLACE. What a script says of its place counts for
     nothing, as with MPI itself."""

@@ -9,7 +9,9 @@ check says how it came out.
 import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
@@ -125,18 +128,72 @@ def memory_is_kept_until_it_was_used(rank, size):
     assert torch.standin.torn_copies() == 0
 
 
-@check
-def a_stream_that_does_not_come_ends_in_time(rank, size):
-    group = dist.new_group(timeout=timedelta(seconds=1))
-    tensor = delayed(rank, delay_ms=5000)
+@contextlib.contextmanager
+def fails(*words: str, within_s: float):
     start = time.monotonic()
     try:
-        dist.all_reduce(tensor, group=group)
+        yield
     except dist.DistBackendError as error:
-        assert "standin" in str(error) and "has not come to this operation" in str(error), error
+        assert all(word in str(error) for word in words), error
     else:
-        raise AssertionError("it came")
-    assert time.monotonic() - start < 4
+        raise AssertionError("it did not fail")
+    assert time.monotonic() - start < within_s
+
+
+LONG_MS = 15_000
+
+
+@check
+def a_stream_that_does_not_come_ends_in_time(rank, size):
+    """On one rank alone; the other is told which."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
+    reason = ["standin:0", "has not come to this operation"] if rank == 0 else ["rank 0"]
+    with fails(*reason, within_s=10):
+        dist.all_reduce(tensor, group=group)
+
+
+@check
+def abort_ends_the_wait_for_a_stream(rank, size):
+    tensor = delayed(rank, delay_ms=LONG_MS)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    threading.Timer(1, backend.abort).start()
+    with fails("abort", within_s=10):
+        dist.all_reduce(tensor)
+
+
+@check
+def a_signal_ends_the_wait_for_a_stream(rank, size):
+    if rank == 0:
+        tensor = delayed(rank, delay_ms=LONG_MS)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        try:
+            dist.all_reduce(tensor)
+        except KeyboardInterrupt:
+            assert time.monotonic() - start < 10
+        else:
+            raise AssertionError("it was not interrupted")
+    else:
+        with fails("rank 0", within_s=20):
+            dist.all_reduce(delayed(rank))
+
+
+@check
+def a_receive_that_nobody_waits_for_costs_nothing(rank, size):
+    """It is withdrawn, although its stream is far behind, and takes no message."""
+    dist.barrier()
+    behind = delayed(rank, delay_ms=1000)
+    start = time.monotonic()
+    for _ in range(20):
+        dist.irecv(torch.empty_like(behind), src=1 - rank)
+    assert time.monotonic() - start < 0.9
+    dist.barrier()
+    into = torch.zeros(1000, device=device_of(rank))
+    work = dist.isend(delayed(rank, delay_ms=1), 1 - rank)
+    dist.recv(into, src=1 - rank)
+    work.wait()
+    assert (into.cpu() == 2 - rank).all()
 
 
 # ---- pieces
@@ -176,6 +233,25 @@ def pieces_make_the_whole(rank, size):
 
 
 @check
+def overlapping_tensors_in_pieces(rank, size):
+    """The output lies inside of the input, at an odd place."""
+    n = 6000
+    memory = torch.arange(size * n + 7, dtype=torch.float32)
+    expected = size * memory[: size * n].reshape(size, n)[rank]
+    memory = memory.to(device_of(rank))
+    torch.standin.set_delay_ms(1)
+    dist.reduce_scatter_single(memory[7 : n + 7], memory[: size * n])
+    assert torch.equal(memory[7 : n + 7].cpu(), expected)
+
+
+@check
+def pieces_of_other_wholes_are_a_mismatch(rank, size):
+    """Although the first pieces look alike."""
+    with fails("count 1024", within_s=20):
+        dist.all_reduce(torch.ones(1024 * (rank + 1), device=device_of(rank)))
+
+
+@check
 def transposed_tensors_in_pieces(rank, size):
     square = torch.arange(90_000, dtype=torch.float32).reshape(300, 300)
     tensor = square.to(device_of(rank)).t()
@@ -183,7 +259,7 @@ def transposed_tensors_in_pieces(rank, size):
     assert torch.equal(tensor.cpu(), 2 * square.t())
 
 
-PREPARE = {"pieces_make_the_whole": small_pieces, "transposed_tensors_in_pieces": small_pieces}
+PREPARE = {name: small_pieces for name in CHECKS if "pieces" in name}
 
 
 # ---- works, futures, messages
@@ -215,6 +291,34 @@ def messages(rank, size):
     for work in dist.batch_isend_irecv(pairs):
         work.wait()
     assert (into.cpu() == peer + 1).all()
+
+
+@check
+def collectives_see_what_those_before_them_wrote(rank, size):
+    tensor = delayed(rank)
+    works = [dist.broadcast(tensor, src=1, async_op=True)]
+    works += [dist.all_reduce(tensor, async_op=True) for _ in range(2)]
+    for work in works:
+        work.wait()
+    assert (tensor.cpu() == 2 * size * size).all()
+
+
+@check
+def batches(rank, size):
+    tensors = [delayed(rank, delay_ms=1) for _ in range(3)]
+    with _coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert all((tensor.cpu() == SUM).all() for tensor in tensors)
+
+
+@check
+def inference_tensors(rank, size):
+    with torch.inference_mode():
+        tensor = delayed(rank)
+        dist.all_reduce(tensor)
+        assert (tensor.cpu() == SUM).all()
 
 
 @check

@@ -148,8 +148,8 @@ def a_stream_that_does_not_come_ends_in_time(rank, size):
     """On one rank alone; the other is told which."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
-    reason = ["standin:0", "has not come to this operation"] if rank == 0 else ["rank 0"]
-    with fails(*reason, within_s=10):
+    time.sleep(rank / 2)  # so that the time of rank 0 is up first
+    with fails("standin:0 of rank 0 has not come to this operation", within_s=10):
         dist.all_reduce(tensor, group=group)
 
 

@@ -27,6 +27,7 @@ def outcomes() -> dict[str, str | None]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", standin_checks.CHECKS)
 def test_standin(name, outcomes):
     assert outcomes[name] is None, outcomes[name]

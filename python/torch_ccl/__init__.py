@@ -46,11 +46,17 @@ def _is_supported(torch_version: str) -> bool:
     return torch_version.startswith(_SUPPORTED_TORCH + ".")
 
 
+def _device_types() -> list[str]:
+    """Those of Intel's package, and what CCL_DEVICES names."""
+    more = os.environ.get("CCL_DEVICES", "").lower().replace(",", " ").split()
+    return list(dict.fromkeys(("cpu", "xpu", *more)))
+
+
 def _create(group, options):
     """Make the backend of one group; torch.distributed calls this."""
     from torch_ccl import _C, accelerators
 
-    accelerators.check_device_types(accelerators.device_types())
+    accelerators.check_device_types(_device_types())
     backend = _C.create(group, options)
     accelerators.hand_over(backend, group)
     return backend
@@ -59,10 +65,8 @@ def _create(group, options):
 def _register() -> None:
     from torch.distributed import Backend
 
-    from torch_ccl.accelerators import device_types
-
     if "ccl" not in Backend.backend_list:
-        Backend.register_backend("ccl", _create, extended_api=True, devices=device_types())
+        Backend.register_backend("ccl", _create, extended_api=True, devices=_device_types())
 
 
 def _replace_as_asked() -> None:

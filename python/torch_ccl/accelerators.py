@@ -4,23 +4,12 @@ Tensors of an accelerator travel through host memory, see docs/accelerators.md, 
 backend for that device which they can be handed to.
 """
 
-import os
-from collections.abc import Mapping
-
-#: Served without being asked for: Intel's package did.
-_USUAL = ("cpu", "xpu")
-
-
-def device_types(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The usual ones, and those that CCL_DEVICES names."""
-    more = environment.get("CCL_DEVICES", "").lower().replace(",", " ").split()
-    return list(dict.fromkeys((*_USUAL, *more)))
+import torch
+import torch.distributed as dist
 
 
 def check_device_types(names: list[str]) -> None:
     """Raises ValueError for a device that torch does not know."""
-    import torch
-
     for name in names:
         try:
             torch.device(name)
@@ -36,9 +25,6 @@ def hand_over(backend, group) -> None:
 
     `group` is what torch.distributed said about the group that `backend` was made for.
     """
-    import torch
-    import torch.distributed as dist
-
     if not (dist.is_xccl_available() and torch.xpu.is_available()):
         return
     options = dist.ProcessGroupXCCL.Options()

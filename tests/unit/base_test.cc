@@ -69,7 +69,10 @@ TEST(Settings, BadValuesAreNamed) {
 
 std::string settings_page() {
   std::string page =
-      "# Settings\n\nRead from the environment when a context is created. Generated from the table "
+      "# Settings\n\nRead from the environment when a context is created; the Python package reads "
+      "`CCL_REPLACE` ([replacing](replacing.md)) and `CCL_DEVICES` "
+      "([accelerators](accelerators.md)) "
+      "at `import torch`. Generated from the table "
       "in "
       "`src/base/settings.cc`.\n\n| name | default | meaning |\n|---|---|---|\n";
   for (const SettingRow& row : setting_rows())

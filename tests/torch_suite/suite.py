@@ -59,8 +59,10 @@ def load(
 ) -> type[unittest.TestCase]:
     """Imports the suite; it reads the environment while it is imported, so this works once.
 
-    With `replace` the suite asks for `backend` by name, and ccl takes its place.
+    With `replace` the suite asks for `backend` by name, and CCL_REPLACE puts ccl in its place.
     """
+    if replace:
+        os.environ["CCL_REPLACE"] = backend
     os.environ.update(
         BACKEND=backend,
         WORLD_SIZE=str(world_size),
@@ -93,7 +95,7 @@ def _served_by(backend: str, replace: bool) -> tuple[type, Callable[[], int] | N
     import torch_ccl
 
     if replace:
-        torch_ccl.replace(backend)
+        assert torch_ccl.replaced() == (backend,)
         return torch_ccl.ProcessGroupCCL, torch_ccl.operation_count
     return (dist.ProcessGroupGloo if backend == "gloo" else torch_ccl.ProcessGroupCCL), None
 

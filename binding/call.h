@@ -136,6 +136,10 @@ class Call {
   }
   /// All that is to be done. `call` is kept alive by what this returns.
   static tccl::Program program(const std::shared_ptr<const Call>& call);
+  /// Whether finish() may wait: a receive's device may not have come to it yet.
+  [[nodiscard]] bool may_finish_late() const noexcept {
+    return staging_ && operations_.front().op == tccl::Op::recv;
+  }
   [[nodiscard]] bool is_empty() const noexcept { return operations_.empty() && !body_; }
   [[nodiscard]] const FewTensors& inputs() const noexcept { return inputs_; }
   [[nodiscard]] const FewTensors& outputs() const noexcept { return outputs_; }

@@ -7,6 +7,9 @@ namespace torch_ccl {
 
 using Clock = std::chrono::steady_clock;
 
+/// How often a wait looks for pending signals.
+inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
+
 /// A timeout may be as long as timedelta.max: the deadline then never comes.
 inline Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
   const auto now = Clock::now();

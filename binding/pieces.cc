@@ -112,11 +112,6 @@ std::vector<ConstBlock> parts_scattered(const Operation& whole, int size) {
   return {whole.in_blocks.begin(), whole.in_blocks.end()};
 }
 
-// A rank whose whole is another must not take one of its pieces for one of ours.
-std::uint64_t tag_of(std::size_t longest, std::size_t piece) {
-  return (std::uint64_t{longest} << 20) + piece + 1;
-}
-
 }  // namespace
 
 std::vector<Piece> cut(const Operation& whole, Place place, std::size_t piece_bytes) {
@@ -139,7 +134,8 @@ std::vector<Piece> cut(const Operation& whole, Place place, std::size_t piece_by
     } else {
       result.push_back(cut_elements(whole, piece, pieces));
     }
-    result.back().operation.tag = tag_of(longest, piece);
+    result.back().operation.whole_count = longest;
+    result.back().operation.piece = static_cast<std::uint32_t>(piece);
   }
   return result;
 }

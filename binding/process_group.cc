@@ -78,7 +78,12 @@ ProcessGroupCCL::ProcessGroupCCL(const StorePtr& store, int rank, int size,
 // operations whose callbacks may need the GIL.
 ProcessGroupCCL::~ProcessGroupCCL() {
   const WithoutGil without_gil;
+  close();
+}
+
+void ProcessGroupCCL::close() noexcept {
   communicator_->close();
+  closed_->store(true, std::memory_order_relaxed);
 }
 
 void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
@@ -142,7 +147,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
     } else if (asynchronous || in_batch) {
       const auto call = std::make_shared<const Call>(std::move(arguments));
       const auto operation = start(*communicator_, call, effective(timeout));
-      WorkCCL::follow(work, operation, [call] { call->finish(); });
+      WorkCCL::follow(work, operation, {[call] { call->finish(); }, call->may_finish_late()});
     } else {
       run_to_its_end(*communicator_, arguments, effective(timeout));
       work->complete_unseen();
@@ -158,12 +163,16 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
 }
 
 void ProcessGroupCCL::prepare_staging(Call& call, std::chrono::milliseconds timeout) const {
-  // Weak, because calls may outlive the group.
-  auto stop_if_asked = [group = std::weak_ptr(communicator_)] {
+  // Weak, because calls may outlive the group. Signals are looked for less often: that takes the GIL.
+  auto stop_if_asked = [group = std::weak_ptr(communicator_), closed = closed_,
+                        next_poll = Clock::now() + kInterruptPeriod]() mutable {
     const auto communicator = group.lock();
-    const std::exception_ptr reason = communicator ? communicator->error() : nullptr;
-    if (reason) std::rethrow_exception(reason);
+    if (!communicator || closed->load(std::memory_order_relaxed))
+      throw tccl::Error(tccl::Errc::aborted, "the group was closed meanwhile");
+    if (const std::exception_ptr reason = communicator->error()) std::rethrow_exception(reason);
+    if (Clock::now() < next_poll) return;
     poll_interrupt();
+    next_poll = Clock::now() + kInterruptPeriod;
   };
   try {
     call.prepare_staging(staging_bytes_, timeout, std::move(stop_if_asked));
@@ -188,9 +197,16 @@ c10d::Backend* ProcessGroupCCL::native_for(const Tensors& tensors) const {
   return tensors.empty() ? nullptr : native_for(tensors.front());
 }
 
-ProcessGroupCCL::WorkPtr ProcessGroupCCL::in_batch(WorkPtr work) {
-  if (facts_.batches.is_open()) facts_.batches.add(work);
-  return work;
+template <class NativeCall>
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::in_batch(const NativeCall& call) {
+  try {
+    WorkPtr work = call();
+    if (facts_.batches.is_open()) facts_.batches.add(work);
+    return work;
+  } catch (...) {
+    facts_.batches.abandon();
+    throw;
+  }
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch_point_to_point(Call call) {
@@ -217,7 +233,7 @@ void ProcessGroupCCL::add_allreduce(Call& call, const at::Tensor& tensor, const 
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
                                                     const c10d::AllreduceOptions& options) {
-  if (auto* native = native_for(tensors)) return in_batch(native->allreduce(tensors, options));
+  if (auto* native = native_for(tensors)) return in_batch([&] { return native->allreduce(tensors, options); });
   Call call(kAllreduce, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   if (tensor.defined() && tensor.layout() == at::kSparse) return allreduce_sparse(tensors, options);
@@ -228,7 +244,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options,
                                                            tccl::WireFormat format) {
-  if (auto* native = native_for(tensors)) return in_batch(native->allreduce(tensors, options));
+  if (auto* native = native_for(tensors)) return in_batch([&] { return native->allreduce(tensors, options); });
   Call call(kAllreduce, facts_);
   add_allreduce(call, call.only(tensors, "tensors"), options.reduceOp, format);
   return launch(std::move(call), options);
@@ -237,7 +253,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   if (auto* native = native_for(tensors))
-    return in_batch(native->allreduce_coalesced(tensors, options));
+    return in_batch([&] { return native->allreduce_coalesced(tensors, options); });
   Call call(kAllreduceCoalesced, facts_);
   for (const at::Tensor& tensor : tensors) add_allreduce(call, tensor, options.reduceOp);
   return launch(std::move(call), options);
@@ -246,7 +262,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_coalesced(
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options) {
   if (auto* native = native_for(tensors))
-    return in_batch(native->allreduce_sparse(tensors, options));
+    return in_batch([&] { return native->allreduce_sparse(tensors, options); });
   Call call(kAllreduceSparse, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   add_sparse_allreduce(call, facts_, tensor, options.reduceOp);
@@ -256,7 +272,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
                                                  const c10d::ReduceOptions& options) {
-  if (auto* native = native_for(tensors)) return in_batch(native->reduce(tensors, options));
+  if (auto* native = native_for(tensors)) return in_batch([&] { return native->reduce(tensors, options); });
   Call call(kReduce, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_rank(options.rootRank, "root");
@@ -274,7 +290,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
   if (auto* native = native_for(outputs))
-    return in_batch(native->reduce_scatter(outputs, inputs, options));
+    return in_batch([&] { return native->reduce_scatter(outputs, inputs, options); });
   Call call(kReduceScatter, facts_);
   const at::Tensor& output = call.only(outputs, "output");
   const Tensors& input = call.only(inputs, "input_list");
@@ -315,7 +331,7 @@ void ProcessGroupCCL::add_reduce_scatter(Call& call, const at::Tensor& output,
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   if (auto* native = native_for(output))
-    return in_batch(native->_reduce_scatter_base(output, input, options));
+    return in_batch([&] { return native->_reduce_scatter_base(output, input, options); });
   Call call(kReduceScatterBase, facts_);
   add_reduce_scatter(call, output, input, options.reduceOp);
   return launch(std::move(call), options);
@@ -324,7 +340,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   if (auto* native = native_for(outputs))
-    return in_batch(native->reduce_scatter_tensor_coalesced(outputs, inputs, options));
+    return in_batch([&] { return native->reduce_scatter_tensor_coalesced(outputs, inputs, options); });
   Call call(kReduceScatterTensorCoalesced, facts_);
   call.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -336,7 +352,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::broadcast(Tensors& tensors,
                                                     const c10d::BroadcastOptions& options) {
-  if (auto* native = native_for(tensors)) return in_batch(native->broadcast(tensors, options));
+  if (auto* native = native_for(tensors)) return in_batch([&] { return native->broadcast(tensors, options); });
   Call call(kBroadcast, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_rank(options.rootRank, "root");
@@ -363,7 +379,7 @@ void ProcessGroupCCL::add_allgatherv(Call& call, const Tensors& outputs, const a
                input.numel());
   std::vector<tccl::Block> blocks;
   for (const at::Tensor& tensor : outputs) blocks.push_back(call.output_block(tensor));
-  const void* in = call.readable_apart(input, blocks[static_cast<std::size_t>(getRank())].data);
+  const void* in = call.readable_apart(input, own.const_data_ptr());
   call.add(tccl::allgatherv(in, call.keep(std::move(blocks)), tccl_dtype(input)));
   call.set_tensors(input, outputs);
 }
@@ -371,7 +387,7 @@ void ProcessGroupCCL::add_allgatherv(Call& call, const Tensors& outputs, const a
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
   if (auto* native = native_for(inputs))
-    return in_batch(native->allgather(outputs, inputs, options));
+    return in_batch([&] { return native->allgather(outputs, inputs, options); });
   Call call(kAllgather, facts_);
   const at::Tensor& input = call.only(inputs, "input");
   add_allgatherv(call, call.only(outputs, "output_list"), input);
@@ -381,7 +397,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& output
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_coalesced(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   if (auto* native = native_for(inputs))
-    return in_batch(native->allgather_coalesced(outputs, inputs, options));
+    return in_batch([&] { return native->allgather_coalesced(outputs, inputs, options); });
   Call call(kAllgatherCoalesced, facts_);
   call.require(outputs.size() == static_cast<std::size_t>(getSize()), "`output_lists` must hold ",
                "one list per rank, ", getSize(), " in all, but it holds ", outputs.size());
@@ -401,8 +417,9 @@ void ProcessGroupCCL::add_allgather(Call& call, const at::Tensor& output, const 
   call.require(output.numel() == input.numel() * getSize(), "`output` has ", output.numel(),
                " elements, but ", getSize(), " ranks times ", input.numel(),
                " elements of `input` are ", input.numel() * getSize());
-  auto* out = static_cast<char*>(call.writable(output, Call::without_contents));
-  const void* in = call.readable_apart(input, out + input.nbytes() * getRank());
+  void* out = call.writable(output, Call::without_contents);
+  const auto* whole = static_cast<const char*>(output.const_data_ptr());
+  const void* in = call.readable_apart(input, whole + input.nbytes() * getRank());
   call.add(tccl::allgather(in, out, count_of(input), tccl_dtype(input)));
   call.set_tensors(input, output);
 }
@@ -410,7 +427,7 @@ void ProcessGroupCCL::add_allgather(Call& call, const at::Tensor& output, const 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                           const c10d::AllgatherOptions& options) {
   if (auto* native = native_for(input))
-    return in_batch(native->_allgather_base(output, input, options));
+    return in_batch([&] { return native->_allgather_base(output, input, options); });
   Call call(kAllgatherBase, facts_);
   add_allgather(call, output, input);
   return launch(std::move(call), options);
@@ -419,7 +436,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   if (auto* native = native_for(inputs))
-    return in_batch(native->allgather_into_tensor_coalesced(outputs, inputs, options));
+    return in_batch([&] { return native->allgather_into_tensor_coalesced(outputs, inputs, options); });
   Call call(kAllgatherIntoTensorCoalesced, facts_);
   call.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) add_allgather(call, outputs[i], inputs[i]);
@@ -428,7 +445,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                  const c10d::GatherOptions& options) {
-  if (auto* native = native_for(inputs)) return in_batch(native->gather(outputs, inputs, options));
+  if (auto* native = native_for(inputs)) return in_batch([&] { return native->gather(outputs, inputs, options); });
   Call call(kGather, facts_);
   const at::Tensor& input = call.only(inputs, "input");
   call.check_input(input, "input");
@@ -456,7 +473,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                   const c10d::ScatterOptions& options) {
   if (auto* native = native_for(outputs))
-    return in_batch(native->scatter(outputs, inputs, options));
+    return in_batch([&] { return native->scatter(outputs, inputs, options); });
   Call call(kScatter, facts_);
   const at::Tensor& output = call.only(outputs, "output");
   call.check_output(output, "output");
@@ -527,7 +544,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
                                                         std::vector<int64_t>& input_splits,
                                                         const c10d::AllToAllOptions& options) {
   if (auto* native = native_for(input))
-    return in_batch(native->alltoall_base(output, input, output_splits, input_splits, options));
+    return in_batch([&] { return native->alltoall_base(output, input, output_splits, input_splits, options); });
   Call call(kAlltoallBase, facts_);
   call.check_input(input, "input");
   call.check_output(output, "output");
@@ -547,7 +564,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
                                                    const c10d::AllToAllOptions& options) {
   if (auto* native = native_for(inputs))
-    return in_batch(native->alltoall(outputs, inputs, options));
+    return in_batch([&] { return native->alltoall(outputs, inputs, options); });
   Call call(kAlltoall, facts_);
   call.check_list_length(outputs, "output_list");
   call.check_list_length(inputs, "input_list");
@@ -589,7 +606,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& options, bool
 // ---- point to point
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::send(Tensors& tensors, int destination, int tag) {
-  if (auto* native = native_for(tensors)) return in_batch(native->send(tensors, destination, tag));
+  if (auto* native = native_for(tensors)) return in_batch([&] { return native->send(tensors, destination, tag); });
   Call call(kSend, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_input(tensor, "tensor");
@@ -615,13 +632,13 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::receive(const Method& method, Tensors&
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recv(Tensors& tensors, int source, int tag) {
-  if (auto* native = native_for(tensors)) return in_batch(native->recv(tensors, source, tag));
+  if (auto* native = native_for(tensors)) return in_batch([&] { return native->recv(tensors, source, tag); });
   if (source == tccl::kAnySource) Call(kRecv, facts_).check_rank(source, "source");
   return receive(kRecv, tensors, source, tag);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recvAnysource(Tensors& tensors, int tag) {
-  if (auto* native = native_for(tensors)) return in_batch(native->recvAnysource(tensors, tag));
+  if (auto* native = native_for(tensors)) return in_batch([&] { return native->recvAnysource(tensors, tag); });
   return receive(kRecvAnysource, tensors, tccl::kAnySource, tag);
 }
 
@@ -659,7 +676,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(
 
 void ProcessGroupCCL::shutdown() {
   if (native_) native_->shutdown();
-  communicator_->close();
+  close();
 }
 
 void ProcessGroupCCL::registerOnCompletionHook(Ledger::Hook&& hook) {

@@ -158,9 +158,11 @@ class ProcessGroupCCL final : public c10d::Backend {
   }
   WorkPtr launch_point_to_point(Call call);
   void prepare_staging(Call& call, std::chrono::milliseconds timeout) const;
+  void close() noexcept;
   [[nodiscard]] c10d::Backend* native_for(const at::Tensor& tensor) const;
   [[nodiscard]] c10d::Backend* native_for(const Tensors& tensors) const;
-  WorkPtr in_batch(WorkPtr work);
+  template <class NativeCall>
+  WorkPtr in_batch(const NativeCall& call);
   void add_allreduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op,
                      tccl::WireFormat format = tccl::WireFormat::by_setting);
   void add_allgather(Call& call, const at::Tensor& output, const at::Tensor& input);
@@ -175,6 +177,8 @@ class ProcessGroupCCL final : public c10d::Backend {
   GroupFacts facts_;
   const std::shared_ptr<tccl::Communicator> communicator_;
   const std::size_t staging_bytes_;  // of a piece
+  // For receives whose device is late: nobody waits for them any more. Relaxed: guards nothing.
+  const std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
   c10::intrusive_ptr<c10d::Backend> native_;
   at::DeviceType native_device_ = at::kCPU;  // of native_, if there is one
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();

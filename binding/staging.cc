@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -15,6 +16,9 @@ namespace {
 
 // How long a call that has failed waits for copies that are still under way.
 constexpr std::chrono::milliseconds kPatience{100};
+// Between two looks at an event that has not come: at first, and at most.
+constexpr std::chrono::microseconds kShortNap{50};
+constexpr std::chrono::microseconds kLongNap{1000};
 
 c10::impl::VirtualGuardImpl guard_of(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
@@ -51,13 +55,9 @@ void copy(const at::Tensor& to, const at::Tensor& from) {
   to.copy_(from, /*non_blocking=*/true);
 }
 
-// The allocator must not hand out memory that such a stream still reads or writes.
-void keep_until_used(const at::Tensor& tensor, const c10::Stream& stream) {
-  guard_of(stream.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
-}
-
 bool comes_by(const c10::Event& event, Clock::time_point deadline,
               const std::function<void()>& stop_if_asked) {
+  std::chrono::microseconds nap = kShortNap;
   for (int looks = 0; !event.query(); ++looks) {
     if (Clock::now() > deadline) return false;
     if (looks < 100) {
@@ -65,9 +65,19 @@ bool comes_by(const c10::Event& event, Clock::time_point deadline,
       continue;
     }
     if (stop_if_asked) stop_if_asked();
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, kLongNap);
   }
   return true;
+}
+
+bool overlap_anywhere(std::vector<Extent> extents) {
+  const auto begin = [](const Extent& extent) { return static_cast<const char*>(extent.data); };
+  std::ranges::sort(extents, {}, begin);
+  const auto overlaps = [&](const Extent& a, const Extent& b) {
+    return begin(a) + a.bytes > begin(b);
+  };
+  return std::ranges::adjacent_find(extents, overlaps) != extents.end();
 }
 
 }  // namespace
@@ -85,33 +95,40 @@ Staging::~Staging() {
   if (!is_copying_) return;
   try {
     const auto deadline = Clock::now() + kPatience;
+    c10::Event all_in(device_.type());
+    all_in.record(in_);
     done_.record(out_);
-    bool over = comes_by(done_, deadline, nullptr);
-    for (const Stage& stage : stages_) over = over && comes_by(stage.arrived, deadline, nullptr);
-    if (over) return;
+    if (comes_by(all_in, deadline, nullptr) && comes_by(done_, deadline, nullptr)) return;
   } catch (const std::exception&) {  // a device that has failed is not to be trusted with memory
   }
   static_cast<void>(new std::pair(std::move(rooms_), std::move(kept_)));
 }
 
 void* Staging::room_for(const at::Tensor& tensor) {
-  keep_until_used(tensor, in_);
-  keep_until_used(tensor, out_);
-  rooms_.push_back({host_bytes(tensor.nbytes()), as_bytes(tensor)});
-  return rooms_.back().host.mutable_data_ptr();
+  Room& room = rooms_.emplace_back(Room{host_bytes(tensor.nbytes()), as_bytes(tensor)});
+  is_pinned_ = is_pinned_ && (room.host.numel() == 0 || room.host.is_pinned());
+  return room.host.mutable_data_ptr();
 }
 
-void Staging::keep(const at::Tensor& tensor) {
-  keep_until_used(tensor, out_);
-  kept_.push_back(tensor);
-}
+void Staging::keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
 
 void Staging::prepare(std::span<const tccl::Operation> operations, Terms terms) {
   terms_ = std::move(terms);
-  for (const tccl::Operation& operation : operations)
+  const bool in_turn = operations.size() > 1 && rooms_overlap();
+  for (const tccl::Operation& operation : operations) {
+    const bool sees_results = in_turn && !stages_.empty();
     for (Piece& piece : cut(operation, terms_.place, terms_.piece_bytes))
-      stages_.push_back({std::move(piece), c10::Event(device_.type())});
+      stages_.push_back({std::move(piece), c10::Event(device_.type()), sees_results});
+  }
   issued_.record(guard_of(device_).getStream(device_));
+}
+
+bool Staging::rooms_overlap() const {
+  std::vector<Extent> extents;
+  for (const Room& room : rooms_)
+    if (const std::size_t bytes = room.device.nbytes(); bytes != 0)
+      extents.push_back({room.device.const_data_ptr(), bytes});
+  return overlap_anywhere(std::move(extents));
 }
 
 std::uint32_t Staging::operations() const noexcept {
@@ -120,11 +137,16 @@ std::uint32_t Staging::operations() const noexcept {
 
 void Staging::run(const tccl::Program::Run& run, const std::function<void()>& then) {
   begin_copying();
-  for (Stage& stage : stages_) copy_in(stage);
-  for (Stage& stage : stages_) {
-    await(stage.arrived);
-    run(stage.piece.operation);
-    copy_back(stage);
+  std::size_t brought = 0;
+  for (std::size_t now = 0; now < stages_.size(); ++now) {
+    if (brought == now) {
+      await_results();
+      copy_in(stages_[brought++]);
+    }
+    if (brought < stages_.size() && !stages_[brought].sees_results) copy_in(stages_[brought++]);
+    await(stages_[now].arrived);
+    run(stages_[now].piece.operation);
+    copy_back(stages_[now]);
   }
   end_copying(then);
 }
@@ -145,8 +167,16 @@ void Staging::return_outputs(const std::function<void()>& then) {
 void Staging::begin_copying() {
   deadline_ = deadline_after(terms_.timeout);
   is_copying_ = true;
+  // Without pinned memory a copy does not return before its stream has come to it, which may be
+  // never. Nothing can end that wait, but this one.
+  if (!is_pinned_) await(issued_);
   issued_.block(in_);
   issued_.block(out_);
+}
+
+void Staging::await_results() {
+  done_.record(out_);
+  done_.block(in_);
 }
 
 void Staging::end_copying(const std::function<void()>& then) {
@@ -189,11 +219,17 @@ void Staging::copy_back(const Stage& stage) {
 }
 
 void Staging::await(const c10::Event& event) const {
-  if (comes_by(event, deadline_, terms_.stop_if_asked)) return;
-  throw tccl::Error(
-      tccl::Errc::timeout,
-      c10::str(device_, " of rank ", terms_.place.rank, " has not come to this operation in ",
-               terms_.timeout.count(), " ms: what its stream was given before is not finished"));
+  const std::string who = c10::str(device_, " of rank ", terms_.place.rank);
+  try {
+    if (comes_by(event, deadline_, terms_.stop_if_asked)) return;
+  } catch (const tccl::Error& error) {  // of another rank, which may have waited for this one
+    throw tccl::Error(error.code(),
+                      c10::str(error.what(), " (", who, " had not come to this operation yet)"),
+                      error.ranks());
+  }
+  throw tccl::Error(tccl::Errc::timeout,
+                    c10::str(who, " has not come to this operation in ", terms_.timeout.count(),
+                             " ms: what its stream was given before is not finished"));
 }
 
 }  // namespace torch_ccl

@@ -1,7 +1,7 @@
 // Tensors of an accelerator in one call: they travel through host memory.
 //
 // The collective is cut into pieces. While one piece is on its way between the ranks, the next is
-// being copied to the host and the one before it back:
+// being copied to the host and the one before it back, if the host's memory can be pinned:
 //
 //   stream in    | 1 in | 2 in | 3 in |
 //   ranks               | 1    | 2    | 3     |
@@ -10,8 +10,9 @@
 // Both streams wait for what the caller's current stream had been given when the call was made. The
 // copies begin when it is the call's turn among the group's collectives, and the next one's turn
 // comes when the results lie in the accelerator's memory: so a collective sees what the one before
-// it has written, and every stream may read the results without a further wait. Nothing here knows
-// what accelerator it is: torch's guards do.
+// it has written, if its tensors are contiguous, and every stream may read the results without a
+// further wait. That also keeps memory from being used again too early. Nothing here knows what
+// accelerator it is: torch's guards do.
 //
 // Not thread-safe: belongs to the thread that makes the call, then to the one that runs it.
 #pragma once
@@ -73,9 +74,12 @@ class Staging {
   struct Stage {
     Piece piece;
     c10::Event arrived;
+    bool sees_results;  // of the stages before it: they are of other operations on the same memory
   };
 
+  [[nodiscard]] bool rooms_overlap() const;
   void begin_copying();
+  void await_results();
   [[nodiscard]] Room part_at(const Extent& extent) const;
   void copy_in(Stage& stage);
   void copy_back(const Stage& stage);
@@ -88,6 +92,7 @@ class Staging {
   Terms terms_{};
   c10::Event issued_;  // what the caller's stream had been given
   std::vector<Room> rooms_;
+  bool is_pinned_ = true;  // all of the rooms' host memory
   std::vector<at::Tensor> kept_;
   std::vector<Stage> stages_;
   c10::Event done_;

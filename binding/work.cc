@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "deadline.h"
+#include "context.h"
 #include "errors.h"
 #include "gil.h"
 
@@ -78,10 +78,11 @@ void WorkCCL::release_resources() {
 }
 
 void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
-                     const std::shared_ptr<tccl::Work>& operation, std::function<void()> finalize) {
+                     const std::shared_ptr<tccl::Work>& operation, Finalizer finalizer) {
   {
     const std::lock_guard lock(work->mutex_);
     work->operation_ = operation;
+    work->is_late_ = finalizer.may_wait;
   }
   // Everything but a receive goes on also if nobody holds the Work. Until complete() lets go of the
   // operation, that makes a circle of operation, callback and work.
@@ -89,22 +90,29 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
       work->opType_ == c10d::OpType::RECV || work->opType_ == c10d::OpType::RECVANYSOURCE;
   operation->on_done([held = is_receive ? nullptr : work, seen = c10::weak_intrusive_ptr(work),
                       source = operation.get(),  // alive while its callbacks run
-                      finalize = std::move(finalize)] {
-    std::exception_ptr error = as_torch(source->error());
-    if (!error) {
-      try {
-        finalize();
-      } catch (...) {
-        error = as_torch(std::current_exception());
+                      threads = std::weak_ptr(context()), finalizer = std::move(finalizer)] {
+    auto settle = [held, seen, error = as_torch(source->error()), run = finalizer.run]() mutable {
+      if (!error) {
+        try {
+          run();
+        } catch (...) {
+          error = as_torch(std::current_exception());
+        }
       }
+      if (const auto found = seen.lock()) found->complete(error);
+    };
+    const auto pool = finalizer.may_wait ? threads.lock() : nullptr;
+    if (pool && !source->error()) {
+      pool->submit(std::move(settle));
+    } else {
+      settle();
     }
-    if (const auto found = seen.lock()) found->complete(error);
   });
 }
 
 void WorkCCL::complete(const std::exception_ptr& error) noexcept {
   std::shared_ptr<tccl::Work> finished;  // let go of outside the lock
-  bool has_future = false;
+  FuturePtr future;
   {
     const std::lock_guard lock(mutex_);
     // Before anybody can see that it is complete: whoever waited may end the profiler, which then
@@ -115,11 +123,14 @@ void WorkCCL::complete(const std::exception_ptr& error) noexcept {
     finished_ = std::chrono::steady_clock::now();
     finished = std::move(operation_);
     if (finished) source_ = finished->source();
-    has_future = announcing_is_left_ = future_ != nullptr;
+    future = future_;
+    announcing_is_left_ = future != nullptr;
   }
   cv_.notify_all();
   finish(error);
-  if (!has_future) announce();  // else after the Future: a hook or callback may wait for that
+  // After the Future: a hook or callback may wait for that.
+  if (!future) return announce();
+  if (is_late_) mark(*future);
 }
 
 void WorkCCL::complete_unseen() noexcept {
@@ -166,12 +177,13 @@ bool WorkCCL::wait(std::chrono::milliseconds timeout) {
   const WithoutGil without_gil;  // torch's synchronize() holds it
   at::RecordFunction row(at::RecordScope::FUNCTION);
   if (row.isActive()) row.before(c10::str("pg::wait::", method_.name, "::sz:", elements_));
+  const auto deadline = timeout > kNoTimeout ? deadline_after(timeout) : Clock::time_point::max();
   std::unique_lock lock(mutex_);
   if (const auto operation = operation_) {
     lock.unlock();
-    await(*operation, timeout);
+    await(*operation, deadline);
     lock.lock();
-    cv_.wait(lock, [this] { return outcome_known_; });
+    await_outcome(lock, deadline);
   }
   const auto future = future_;
   const std::exception_ptr error = exception_;
@@ -183,15 +195,28 @@ bool WorkCCL::wait(std::chrono::milliseconds timeout) {
 }
 
 // Returns when the operation is complete, successful or not; throws if the wait itself ended.
-void WorkCCL::await(tccl::Work& operation, std::chrono::milliseconds timeout) {
+void WorkCCL::await(tccl::Work& operation, Clock::time_point deadline) {
   try {
-    if (timeout > kNoTimeout) {
-      operation.wait(timeout);
+    if (deadline != Clock::time_point::max()) {
+      operation.wait(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
     } else {
       operation.wait();
     }
   } catch (const tccl::Error& error) {
     if (!operation.done()) throw_as_torch(error);
+  }
+}
+
+// The operation is complete, but its results may still be on their way to the tensors.
+void WorkCCL::await_outcome(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
+  const auto is_known = [this] { return outcome_known_; };
+  while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptPeriod), is_known)) {
+    if (Clock::now() >= deadline)
+      throw_as_torch({tccl::Errc::timeout,
+                      c10::str("wait() gave up before ", method_.name, " was complete")});
+    lock.unlock();
+    poll_interrupt();
+    lock.lock();
   }
 }
 
@@ -223,6 +248,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
   auto future = future_;
   const auto operation = operation_;
   lock.unlock();
+  if (operation && is_late_) return future;  // complete() marks it
   if (operation) {
     operation->on_done_in_order(
         [work = c10::intrusive_ptr<WorkCCL>::reclaim_copy(this), future] { work->mark(*future); });
@@ -318,14 +344,23 @@ std::vector<at::Tensor> WorkBatch::result() {
 c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFuture() {
   c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
       c10::FutureType::create(c10::ListType::ofTensors()));
-  for (const auto& work : works_) futures.push_back(work->getFuture());
-  return c10::collectAll(futures)->then(
-      [tensors = result(), futures](c10::ivalue::Future&) {
-        for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures)
-          if (future->hasError()) std::rethrow_exception(future->exception_ptr());
-        return c10::IValue(tensors);
-      },
-      c10::ListType::ofTensors());
+  std::vector<c10::Device> devices;
+  for (const auto& work : works_) {
+    futures.push_back(work->getFuture());
+    for (const c10::Device device : work->getFuture()->devices())
+      if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
+  }
+  // A Future of its own: one that collectAll() makes knows no devices, nor does what follows it.
+  auto all = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
+  c10::collectAll(futures)->addCallback([all, futures, tensors = result()](c10::ivalue::Future&) {
+    try {
+      for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures) future->waitAndThrow();
+      all->markCompleted(c10::IValue(tensors));
+    } catch (...) {
+      all->setErrorIfNeeded(std::current_exception());
+    }
+  });
+  return all;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFutureResult() {

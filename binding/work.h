@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "call.h"
+#include "deadline.h"
 #include "ledger.h"
 #include "tccl/communicator.h"
 
@@ -25,9 +26,14 @@ class WorkCCL final : public c10d::Work {
           const std::shared_ptr<tccl::Communicator>& communicator, std::shared_ptr<Ledger> ledger);
   ~WorkCCL() override;
 
-  /// Makes `work` complete when `operation` is. If that succeeds, `finalize` runs first.
+  /// What is left to do after success, before the outcome is known.
+  struct Finalizer {
+    std::function<void()> run;
+    bool may_wait;  // then it runs on a thread of its own
+  };
+  /// Makes `work` complete when `operation` is.
   static void follow(const c10::intrusive_ptr<WorkCCL>& work,
-                     const std::shared_ptr<tccl::Work>& operation, std::function<void()> finalize);
+                     const std::shared_ptr<tccl::Work>& operation, Finalizer finalizer);
   /// Called once, by whoever completed the operation.
   void complete(const std::exception_ptr& error) noexcept;
   /// The same, after success, for a Work that nobody else has seen: without locks.
@@ -57,7 +63,8 @@ class WorkCCL final : public c10d::Work {
   using Time = std::chrono::steady_clock::time_point;
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  void await(tccl::Work& operation, std::chrono::milliseconds timeout);
+  void await(tccl::Work& operation, Clock::time_point deadline);
+  void await_outcome(std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
   void mark(c10::ivalue::Future& future);
   void mark_result(c10::ivalue::Future& future) const noexcept;
   void announce() noexcept;
@@ -74,6 +81,7 @@ class WorkCCL final : public c10d::Work {
 
   // Guarded by mutex_ of the base class, as is its exception_.
   bool outcome_known_ = false;
+  bool is_late_ = false;  // the outcome may be known long after the operation is complete
   bool announcing_is_left_ = false;  // to whoever marks the Future
   bool result_announced_ = false;
   Time finished_;

@@ -48,6 +48,9 @@ class TCCL_API Context {
   /// have agreed on it.
   [[nodiscard]] virtual std::size_t staging_bytes() const noexcept = 0;
 
+  /// Runs it soon, on a thread on which it may wait. close() joins that thread.
+  virtual void submit(std::function<void()> job) = 0;
+
   /// Says goodbye to all peers and joins all threads. Communicators still open are aborted.
   virtual void close() noexcept = 0;
 };

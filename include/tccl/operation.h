@@ -55,9 +55,11 @@ struct Operation {
   DType dtype = DType::uint8;
   Reduction reduction{};
   int root = -1;  // of rooted collectives; the peer of send and recv
-  /// Of messages. Of collectives: what all ranks must agree on besides, such as the whole that this
-  /// one is a piece of.
-  std::uint64_t tag = 0;
+  std::uint64_t tag = 0;  // of messages
+  /// Of a collective that is a piece of a larger one: the count of that, and which piece. Ranks
+  /// must agree on both, so that none takes a piece of another whole for one of this.
+  std::uint64_t whole_count = 0;
+  std::uint32_t piece = 0;
   const void* in = nullptr;
   void* out = nullptr;
   std::size_t count = 0;

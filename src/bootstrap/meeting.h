@@ -23,7 +23,7 @@ namespace tccl {
 
 /// What a rank tells about itself. Sent as bytes between processes of one build.
 struct Introduction {
-  std::uint64_t format = 0x7463636c'00000006;  // raised when this struct or the region changes
+  std::uint64_t format = 0x7463636c'00000007;  // raised when this struct or the region changes
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;

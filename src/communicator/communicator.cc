@@ -26,11 +26,9 @@ const char* name_of_algorithm(std::uint8_t index) {
   return index < algorithms().size() ? algorithm(index).name : "unknown";
 }
 
-/// Counts that every rank must pass alike, as one number: those of the v-forms, and of the whole
-/// that this is a piece of.
+/// Counts of the v-forms that every rank must pass alike, as one number.
 std::uint64_t hash_of_counts(const Operation& o) {
   std::uint64_t hash = 1;
-  if (o.tag != 0) hash = mix(hash, o.tag);
   if (o.op == Op::allgatherv)
     for (const Block& block : o.out_blocks) hash = mix(hash, block.count);
   if (o.op == Op::reduce_scatterv)
@@ -323,6 +321,8 @@ OpRecord CommunicatorImpl::record_of(const Operation& operation, const Algorithm
   record.root = operation.root;
   record.count = shared_count(operation);
   record.counts_hash = hash_of_counts(operation);
+  record.whole_count = operation.whole_count;
+  record.piece = operation.piece;
   // Of a reduce_scatter one rank's elements are counted.
   const int parts = record.op == Op::reduce_scatter ? size_ : 1;
   const std::size_t elements = record.count * static_cast<std::size_t>(parts);

@@ -40,7 +40,11 @@ struct Drivers::Pool {
 Drivers::Drivers() : pool_(std::make_shared<Pool>()) {}
 
 void Drivers::submit(std::function<void()> job) {
-  const std::lock_guard lock(pool_->mutex);
+  std::unique_lock lock(pool_->mutex);
+  if (pool_->stopping) {
+    lock.unlock();
+    return job();
+  }
   pool_->jobs.push_back(std::move(job));
   if (pool_->idle >= pool_->jobs.size()) return pool_->wake.notify_one();
   try {

@@ -14,7 +14,8 @@ class Drivers {
  public:
   Drivers();
   ~Drivers() { stop(); }
-  /// If no thread can be made the job stays queued for the next one that is free.
+  /// If no thread can be made the job stays queued for the next one that is free. After stop() the
+  /// caller runs it.
   void submit(std::function<void()> job);
   /// Joins all threads (but the calling one). Their jobs must be able to end.
   void stop() noexcept;

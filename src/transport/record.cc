@@ -21,6 +21,7 @@ std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
   hash = mix(hash, std::uint64_t{static_cast<std::uint32_t>(record.root)} << 8 |
                        static_cast<std::uint64_t>(record.wire_format));
   hash = mix(hash, record.count);
+  if (record.whole_count != 0) hash = mix(mix(hash, record.whole_count), record.piece);
   return mix(hash, record.counts_hash);
 }
 
@@ -33,6 +34,8 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   std::string text = formatted("{}(", name_of(record.op));
   if (record.op != Op::barrier && !counts_are_private(record.op))
     text += formatted("count {}{}, ", record.count, counts_are_shared(record.op) ? " in all" : "");
+  if (record.whole_count != 0)
+    text += formatted("piece {} of a whole of {}, ", record.piece + 1, record.whole_count);
   if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);

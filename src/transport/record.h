@@ -18,8 +18,10 @@ struct alignas(64) OpRecord {
   std::uint8_t algorithm = 0;  // index into the registry
   std::int32_t root = -1;
   WireFormat wire_format = WireFormat::same;
+  std::uint32_t piece = 0;
+  std::uint64_t whole_count = 0;  // 0: it is no piece
   std::uint64_t count = 0;
-  std::uint64_t counts_hash = 0;  // of counts and tags that all ranks know
+  std::uint64_t counts_hash = 0;  // of the v-forms whose counts all ranks know
   /// Digest of this record and, chained, of all before it: operations that do not meet (a broadcast
   /// has no reason to wait for its leaves) are caught at the next one that does.
   std::uint64_t chain = 0;

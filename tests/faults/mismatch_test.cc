@@ -31,19 +31,24 @@ Operation sum(Buffers& b, std::size_t count, DType dtype = DType::float32,
   return tccl::allreduce(b.in.get(), b.out.get(), count, dtype, op);
 }
 
+Operation piece_of(std::uint64_t whole_count, Operation operation) {
+  operation.whole_count = whole_count;
+  return operation;
+}
+
 const Disagreement kDisagreements[] = {
     {"sizes",
      [](Buffers& b) { return sum(b, kSmall); },
      [](Buffers& b) { return sum(b, kLarge); },
      {"count 2,", "count 16777216,"}},
     {"pieces_of_different_wholes",
+     [](Buffers& b) { return piece_of(128, sum(b, 64)); },
+     [](Buffers& b) { return piece_of(256, sum(b, 64)); },
+     {"count 64, piece 1 of a whole of 128", "count 64, piece 1 of a whole of 256"}},
+    {"piece_and_whole",
      [](Buffers& b) { return sum(b, 64); },
-     [](Buffers& b) {
-       Operation piece = sum(b, 64);
-       piece.tag = 128;
-       return piece;
-     },
-     {"count 64, float32, sum, algorithm", "counts #"}},
+     [](Buffers& b) { return piece_of(128, sum(b, 64)); },
+     {"count 64, float32", "piece 1 of a whole of 128"}},
     {"dtypes",
      [](Buffers& b) { return sum(b, 64); },
      [](Buffers& b) { return sum(b, 64, DType::int32); },

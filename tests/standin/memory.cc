@@ -112,6 +112,8 @@ void free_pinned(void* context) {
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
+    TORCH_CHECK(!switches().refuse_pinned.load(std::memory_order_relaxed),
+                "standin: no memory can be pinned");
     auto memory = std::make_unique<Memory>(bytes);
     pinned_ranges().add(*memory);
     void* data = memory->data();

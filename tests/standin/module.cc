@@ -30,6 +30,10 @@ PYBIND11_MODULE(_C, module) {
              [](bool on) { switches().ignore_stream_waits.store(on, std::memory_order_relaxed); });
   module.def("ignore_host_waits",
              [](bool on) { switches().ignore_host_waits.store(on, std::memory_order_relaxed); });
+  module.def("refuse_pinned",
+             [](bool on) { switches().refuse_pinned.store(on, std::memory_order_relaxed); });
+  module.def("simultaneous_copies",
+             [] { return switches().simultaneous_copies.load(std::memory_order_relaxed); });
   module.def("torn_copies", [] { return switches().torn_copies.load(std::memory_order_relaxed); });
   module.def("device_count", [] { return int{standin::device_count()}; });
   module.def("is_initialized", &is_any_in_use);

@@ -74,11 +74,15 @@ void copy_slowly(const at::Tensor& target, const at::Tensor& source,
                  std::chrono::microseconds under_way) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const at::Tensor first = snapshot(source);
+  Switches& all = switches();
+  if (all.copies_under_way.fetch_add(1, std::memory_order_relaxed) > 0)
+    all.simultaneous_copies.fetch_add(1, std::memory_order_relaxed);
   std::this_thread::sleep_for(under_way);
+  all.copies_under_way.fetch_sub(1, std::memory_order_relaxed);
   if (same_bits(first, snapshot(source))) {
     target.copy_(first);
   } else {
-    switches().torn_copies.fetch_add(1, std::memory_order_relaxed);
+    all.torn_copies.fetch_add(1, std::memory_order_relaxed);
     fill_with_garbage(target);
   }
 }
@@ -100,7 +104,7 @@ void copy_to_device(const at::Tensor& target, const at::Tensor& source, bool non
 
 void copy_to_host(const at::Tensor& target, const at::Tensor& source, bool non_blocking) {
   Queue& queue = current_queue(source.device().index());
-  if (non_blocking) {
+  if (non_blocking && is_pinned(target.data_ptr())) {
     push_copy(queue, elements_of(target), elements_of(source));
   } else {
     queue.synchronize();

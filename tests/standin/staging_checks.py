@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from ranks import run_ranks
+from ranks import started_ranks
 
 SIZE = 2
 MEBI = 1 << 20
@@ -154,6 +154,39 @@ def a_stream_that_does_not_come_ends_in_time(rank, size):
 
 
 @check
+def a_stream_that_does_not_come_is_named_by_its_rank(rank, size):
+    """Also if the others' time is up first: they cannot know."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
+    time.sleep((1 - rank) / 2)
+    words = ["standin:0 of rank 0 had not come"] if rank == 0 else ["rank 0"]
+    with fails(*words, within_s=10):
+        dist.all_reduce(tensor, group=group)
+
+
+@check
+def without_pinned_memory(rank, size):
+    """Copies then hold up the host, but only when the stream has come to them."""
+    torch.standin.refuse_pinned(True)
+    tensor = delayed(rank)
+    dist.all_reduce(tensor)
+    assert (tensor.cpu() == SUM).all()
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    with fails("standin:0 of rank 0 has not come" if rank == 0 else "rank 0", within_s=10):
+        dist.all_reduce(delayed(rank, delay_ms=LONG_MS if rank == 0 else 1), group=group)
+
+
+@check
+def a_peer_that_dies_while_copies_are_under_way(rank, size):
+    """Rank 1; see DYING."""
+    tensor = delayed(rank, delay_ms=LONG_MS)
+    if rank == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    with fails("rank 1", "died", within_s=10):
+        dist.all_reduce(tensor)
+
+
+@check
 def abort_ends_the_wait_for_a_stream(rank, size):
     tensor = delayed(rank, delay_ms=LONG_MS)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -245,10 +278,22 @@ def overlapping_tensors_in_pieces(rank, size):
 
 
 @check
+def copies_of_pieces_overlap(rank, size):
+    """What goes to the host and what comes back, on two streams."""
+    tensor = torch.ones(10 * 1024, device=device_of(rank))
+    torch.standin.synchronize(rank)
+    torch.standin.set_delay_ms(10)
+    before = torch.standin.simultaneous_copies()
+    dist.all_reduce(tensor)
+    assert torch.standin.simultaneous_copies() - before >= 5
+    assert (tensor.cpu() == size).all()
+
+
+@check
 def pieces_of_other_wholes_are_a_mismatch(rank, size):
     """Although the first pieces look alike."""
-    with fails("count 1024", within_s=20):
-        dist.all_reduce(torch.ones(1024 * (rank + 1), device=device_of(rank)))
+    with fails("whole of 2048", "whole of 3072", within_s=20):
+        dist.all_reduce(torch.ones(1024 * (rank + 2), device=device_of(rank)))
 
 
 @check
@@ -304,6 +349,67 @@ def collectives_see_what_those_before_them_wrote(rank, size):
 
 
 @check
+def one_tensor_twice_in_a_call(rank, size):
+    tensor = delayed(rank)
+    dist.all_reduce_coalesced([tensor, tensor[10:]])
+    assert (tensor[:10].cpu() == SUM).all() and (tensor[10:].cpu() == size * SUM).all()
+
+
+@check
+def a_receive_waits_for_its_stream_elsewhere(rank, size):
+    """Neither the call, nor get_future(), nor a wait with a shorter time is held up."""
+    if rank == 0:
+        work = dist.isend(torch.full((1000,), 5.0, device=device_of(rank)), 1)
+        dist.barrier()
+        work.wait()
+        return
+    dist.barrier()
+    late_ms = 4000
+    into = delayed(rank, delay_ms=late_ms)
+    start = time.monotonic()
+    work = dist.irecv(into, 0)
+    future = work.get_future()
+    with fails("gave up", within_s=late_ms / 2000):
+        work.wait(timedelta(milliseconds=50))
+    assert time.monotonic() - start < late_ms / 2000 and not work.is_completed()
+    doubled = future.then(lambda f: f.value()[0] * 2).wait()
+    assert work.is_completed() and (into.cpu() == 5).all() and (doubled.cpu() == 10).all()
+
+
+@check
+def a_receive_whose_stream_does_not_come_ends_with_the_group(rank, size):
+    group = dist.new_group()
+    if rank == 0:
+        dist.send(torch.ones(1000), 1, group=group)
+        return
+    work = dist.irecv(delayed(rank, delay_ms=LONG_MS), 0, group=group)
+    with contextlib.suppress(dist.DistBackendError):
+        work.wait(timedelta(seconds=1))
+    dist.destroy_process_group(group)
+    with fails("standin:1 of rank 1", within_s=10):
+        work.wait()
+
+
+@check
+def futures_of_batches_know_the_device(rank, size):
+    """What a callback computes is late, on a stream of its own."""
+    one, two = delayed(rank), delayed(rank)
+    with _coalescing_manager(device=torch.device(device_of(rank)), async_ops=True) as manager:
+        dist.broadcast(one, src=1)
+        dist.all_reduce(two)
+    (batch,) = manager.works
+
+    def late_double(future):
+        torch.standin.set_delay_ms(50)
+        doubled = future.value()[1] * 2
+        torch.standin.set_delay_ms(0)
+        return doubled
+
+    doubled = batch.get_future().then(late_double).wait()
+    assert (doubled.cpu() == 2 * SUM).all() and (one.cpu() == 2).all()
+
+
+@check
 def batches(rank, size):
     tensors = [delayed(rank, delay_ms=1) for _ in range(3)]
     with _coalescing_manager(async_ops=True) as manager:
@@ -341,6 +447,22 @@ def objects(rank, size):
     dist.broadcast_object_list(box, src=0)
     assert box[0].device.type == "standin" and (box[0].cpu() == 7).all()
     dist.barrier()
+
+
+@check
+def objects_through_the_device(rank, size):
+    """By a group that has nothing else."""
+    torch.standin.set_device(rank)
+    group = dist.new_group(backend="standin:ccl")
+    everyones = [None] * size
+    dist.all_gather_object(everyones, {"rank": rank}, group=group)
+    assert everyones == [{"rank": r} for r in range(size)]
+    box = [{"from": 1} if rank == 1 else None]
+    dist.broadcast_object_list(box, src=1, group=group, device=torch.device(device_of(rank)))
+    assert box == [{"from": 1}]
+    gathered = [None] * size if rank == 0 else None
+    dist.gather_object(rank, gathered, dst=0, group=group)
+    assert gathered in (None, list(range(size)))
 
 
 # ---- training
@@ -449,12 +571,41 @@ def a_native_backend_gets_the_devices_tensors(rank, size):
     assert (on_cpu == size).all()
 
 
+@check
+def a_native_backend_that_throws_ends_the_batch(rank, size):
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    options = FakeProcessGroup.Options()
+    options.error_on_collective = True
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    backend._set_native("standin", FakeProcessGroup._create_internal(rank, size, options))
+    device = torch.device(device_of(rank))
+    group._start_coalescing(device)
+    with refused("FakeProcessGroup"):
+        dist.all_reduce(torch.ones(4, device=device), group=group)
+    work = group.allreduce([torch.ones(4)], dist.AllreduceOptions())
+    work.wait()
+    assert group._end_coalescing(device).result() == []  # torch itself does not call it then
+
+
+#: In which a rank ends without a word.
+DYING = {"a_peer_that_dies_while_copies_are_under_way": 1}
+
+
+def run_check(name: str) -> None:
+    with started_ranks(SIZE, CHECKS[name], prepare=PREPARE.get(name)) as ranks:
+        pass
+    failures = [r.failure for number, r in enumerate(ranks) if number != DYING.get(name)]
+    assert not any(failures), "\n".join(filter(None, failures))
+
+
 def main() -> int:
     failures = 0
     for name in sys.argv[1:] or CHECKS:
         failure = None
         try:
-            run_ranks(SIZE, CHECKS[name], prepare=PREPARE.get(name))
+            run_check(name)
         except Exception:
             failure = traceback.format_exc()
             failures += 1

@@ -26,7 +26,10 @@ struct Switches {
   std::atomic<int64_t> delay_us;                 ///< how long each copy is under way
   std::atomic<bool> ignore_stream_waits{false};  ///< streams do not wait for events
   std::atomic<bool> ignore_host_waits{false};    ///< to the host every event and stream is done
+  std::atomic<bool> refuse_pinned{false};        ///< no host memory can be pinned
   std::atomic<int64_t> torn_copies{0};           ///< copies whose source changed under way
+  std::atomic<int64_t> copies_under_way{0};
+  std::atomic<int64_t> simultaneous_copies{0};  ///< begun while another was under way
 };
 Switches& switches();
 

@@ -12,11 +12,20 @@ import torch  # noqa: F401  (first: it loads standin.device, which must not be h
 from standin.device import (
     ignore_host_waits,
     ignore_waits,
+    refuse_pinned,
     register,
     set_delay_ms,
+    simultaneous_copies,
     torn_copies,
 )
 
 register()
 
-__all__ = ["ignore_host_waits", "ignore_waits", "set_delay_ms", "torn_copies"]
+__all__ = [
+    "ignore_host_waits",
+    "ignore_waits",
+    "refuse_pinned",
+    "set_delay_ms",
+    "simultaneous_copies",
+    "torn_copies",
+]

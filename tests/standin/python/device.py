@@ -34,6 +34,16 @@ def ignore_host_waits(on: bool) -> None:
     _C.ignore_host_waits(on)
 
 
+def refuse_pinned(on: bool) -> None:
+    """No host memory can be pinned, so that copies to the host hold it up."""
+    _C.refuse_pinned(on)
+
+
+def simultaneous_copies() -> int:
+    """How many copies began while another was under way."""
+    return _C.simultaneous_copies()
+
+
 def torn_copies() -> int:
     """How many copies gave garbage because their source changed while they were under way."""
     return _C.torn_copies()
@@ -92,22 +102,24 @@ def stream(stream: torch.Stream | None) -> contextlib.AbstractContextManager:
     return stream or contextlib.nullcontext()
 
 
-# ---- random numbers, which the host makes
+# ---- random numbers: a state of the device's own, though what it computes the host makes
+
+_generator = torch.Generator()
 
 
 def manual_seed(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
+    _generator.manual_seed(seed)
 
 
 manual_seed_all = manual_seed
 
 
 def get_rng_state(device="standin") -> torch.Tensor:
-    return torch.default_generator.get_state()
+    return _generator.get_state()
 
 
 def set_rng_state(state: torch.Tensor, device="standin") -> None:
-    torch.default_generator.set_state(state)
+    _generator.set_state(state)
 
 
 # ---- mixed precision

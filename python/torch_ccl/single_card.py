@@ -16,12 +16,13 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -31,12 +32,12 @@ from torch.utils.data.distributed import DistributedSampler
 from torch_ccl.agent.cores import ROOT, Core, Share, cores, shares
 from torch_ccl.agent.ports import open_port
 from torch_ccl.agent.rank_process import end_with
+from torch_ccl.endings import GRACE_S, PATIENCE_S, End, Process, Tail, first_to_fail
 from torch_ccl.inheritance import UNSET, cpus_of_this_process
 from torch_ccl.job import init
 from torch_ccl.launchers import LOOPBACK
 
-PATIENCE_S = 1.0  # for ranks to fail by themselves after the first that has failed
-GRACE_S = 5.0  # from the signal that asks a rank to end to the one that ends it
+TOLD_BYTES = 3072  # of a traceback; below PIPE_BUF, so that what ranks tell does not mix
 
 
 class single_card_dist:
@@ -61,8 +62,8 @@ class single_card_dist:
 
         There RANK, WORLD_SIZE and what else a launcher sets is set. Returns 0 if all is well, else
         the exit code of the first that failed (1 for an exception, 128 + its number for a signal);
-        the others are ended then. `f` and `args` must be such as pickle takes. By default `tiles`
-        is as many as the machine has.
+        the others are ended then. The first is the one that the others failed for. `f` and `args`
+        must be such as pickle takes. By default `tiles` is as many as the machine has.
         """
         if not isinstance(args, tuple | list):
             raise TypeError(f"args must be a tuple such as (args,), not {type(args).__name__}")
@@ -133,16 +134,7 @@ def _socket(cpu: int, root: Path) -> int:
 # ---- in the new processes
 
 
-class _Failure(NamedTuple):
-    """The least of several is the one that the others failed for: they hear of a sudden death
-    before this process does."""
-
-    has_exited: bool  # else it died by a signal
-    time: float
-    code: int
-
-
-def _call(f: Callable, args: tuple, parent: int, failures: Connection) -> None:
+def _call(rank: int, f: Callable, args: tuple, parent: int, parent_hears: Connection) -> None:
     """The failure is told at once: on its way out a process may wait, and others fail meanwhile."""
     os.setsid()  # one signal then reaches this rank and all that it has started
     end_with(parent)
@@ -150,7 +142,8 @@ def _call(f: Callable, args: tuple, parent: int, failures: Connection) -> None:
         f(*args)
     except BaseException as problem:
         if code := _exit_code(problem):
-            failures.send(_Failure(True, time.monotonic(), code))
+            words = "".join(traceback.format_exception(problem)).encode(errors="replace")
+            parent_hears.send((rank, code, words[-TOLD_BYTES:]))
         raise
 
 
@@ -199,19 +192,22 @@ class _Ranks:
 
     def __init__(self, f: Callable, args: tuple):
         self._context = multiprocessing.get_context("spawn")
-        self._failures, self._tell_failure = self._context.Pipe(duplex=False)
-        self._arguments = (f, args, os.getpid(), self._tell_failure)
+        self._told, self._hears = self._context.Pipe(duplex=False)
+        self._arguments = (f, args, os.getpid(), self._hears)
         # By pidfd: those that a process forks inherit its sentinel, which so outlives it.
         self._running: dict[int, multiprocessing.Process] = {}
-        self._failed: list[_Failure] = []
+        self._host = socket.gethostname()  # as in the library's messages
+        self._ranks: dict[Process, int] = {}
+        self._tails: dict[int, Tail] = {}
+        self._failed: dict[int, End] = {}
 
     def __enter__(self) -> "_Ranks":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
-        self._failures.close()
-        self._tell_failure.close()
+        self._told.close()
+        self._hears.close()
 
     def start(self, tiles: list[Share], port: int) -> None:
         for rank, tile in enumerate(tiles):
@@ -225,11 +221,13 @@ class _Ranks:
                 "MASTER_PORT": str(port),
             }
             process = self._context.Process(
-                target=_call, args=self._arguments, name=f"rank {rank}", daemon=False
+                target=_call, args=(rank, *self._arguments), name=f"rank {rank}", daemon=False
             )
             with _inheriting(variables, tile.cpus):
                 process.start()
             self._running[os.pidfd_open(process.pid)] = process
+            self._ranks[Process(self._host, process.pid)] = rank
+            self._tails[rank] = Tail()
 
     def see_through(self) -> int:
         """Until all have ended, or PATIENCE_S after one has failed."""
@@ -238,23 +236,31 @@ class _Ranks:
             self._step(stop_at)
             if self._failed and stop_at == math.inf:
                 stop_at = time.monotonic() + PATIENCE_S
-        return min(self._failed).code if self._failed else 0
+        first = first_to_fail(self._failed.values(), self._tails, self._ranks)
+        return first.exit_code if first else 0
 
     def _step(self, until: float) -> None:
         left_s = None if until == math.inf else max(0.0, until - time.monotonic())
-        ended = [fd for fd in wait([*self._running, self._failures], left_s) if fd in self._running]
-        while self._failures.poll():
-            self._failed.append(self._failures.recv())
+        ended = [fd for fd in wait([*self._running, self._told], left_s) if fd in self._running]
+        while self._told.poll():
+            rank, code, words = self._told.recv()
+            self._tails[rank].add(words)
+            self._note_failure(rank, code)
         for pidfd in ended:
-            if code := self._note_end(pidfd):
-                exit_code = code if code > 0 else 128 - code
-                self._failed.append(_Failure(code > 0, time.monotonic(), exit_code))
+            process = self._reaped(pidfd)
+            if process.exitcode:
+                rank = self._ranks[Process(self._host, process.pid)]
+                self._note_failure(rank, process.exitcode)
 
-    def _note_end(self, pidfd: int) -> int:
+    def _note_failure(self, rank: int, code: int) -> None:
+        """Of a rank that has told it, its end comes second."""
+        self._failed.setdefault(rank, End(rank, code, self._host, time.monotonic()))
+
+    def _reaped(self, pidfd: int) -> multiprocessing.Process:
         process = self._running.pop(pidfd)
         os.close(pidfd)
         process.join()
-        return process.exitcode
+        return process
 
     def _end(self) -> None:
         """Also if the user has interrupted us."""
@@ -263,7 +269,7 @@ class _Ranks:
             end = time.monotonic() + GRACE_S
             while self._running and (left_s := end - time.monotonic()) > 0:
                 for pidfd in wait(list(self._running), left_s):
-                    self._note_end(pidfd)
+                    self._reaped(pidfd)
 
     def _signal(self, number: int) -> None:
         for process in self._running.values():

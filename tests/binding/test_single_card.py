@@ -18,6 +18,7 @@ from launching import WAYS, clean_environment
 from launching import run_script as run_by
 from ranks import run_script
 from torch.utils.data import DataLoader, TensorDataset
+from torch_ccl.job import init
 from torch_ccl.single_card import cpu_tiles, device_tiles, single_card_dist
 
 spawn = single_card_dist.multi_process_spawn
@@ -174,6 +175,34 @@ def test_the_first_to_fail_counts(tmp_path):
     """Rank 0 fails as soon as rank 1 leaves, and ends before it."""
     assert spawn(leave_the_other_waiting, (str(tmp_path),), tiles=SIZE) == 3
     assert all(is_gone(row["pid"]) for row in noted(tmp_path))
+
+
+def end_in_all_reduce(way):
+    init()
+    if own_rank() == 1:
+        time.sleep(0.5)  # rank 0 waits by then
+        ENDS[way][1]()
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("way", ["exit at once", pytest.param("killed", marks=pytest.mark.slow)])
+def test_the_cause_counts_though_others_tell_first(way):
+    """Rank 0 tells its failure, and whose end it is for, before rank 1 is seen to have ended."""
+    assert spawn(end_in_all_reduce, (way,), tiles=SIZE) == ENDS[way][0]
+
+
+def abort_for_the_other():
+    init()
+    if own_rank() == 0:
+        raise ValueError("the reason")
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        os.abort()
+
+
+def test_an_abort_may_be_a_consequence():
+    assert spawn(abort_for_the_other, tiles=SIZE) == 1
 
 
 SLEEPING = """

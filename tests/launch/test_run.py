@@ -22,9 +22,8 @@ from launching import clean_environment
 from over_hosts import write_ssh
 from torch_ccl.agent.cores import Core, cores, list_text, parse_list, shares
 from torch_ccl.cli import host_agent
-from torch_ccl.cli.endings import End, Process, Tail, first_to_fail
 from torch_ccl.cli.run import lay_out, with_one_name_for_this_host
-from torch_ccl.cli.runner import GRACE_S
+from torch_ccl.endings import GRACE_S, End, Process, Tail, first_to_fail
 from virtual import KINDS, Host, enter_namespace, virtual_hosts
 
 BOUND_S = 60

@@ -21,14 +21,20 @@ from typing import Protocol
 
 from torch_ccl import launchers
 from torch_ccl.agent.frames import FACTS, OUT, Frame
-from torch_ccl.cli.endings import End, Process, Tail, first_to_fail, signal_name
 from torch_ccl.cli.host_agent import GIVE_UP_S, PIECE, HostAgent, addresses_of, own_addresses
+from torch_ccl.endings import (
+    GRACE_S,
+    PATIENCE_S,
+    End,
+    Process,
+    Tail,
+    first_to_fail,
+    signal_name,
+)
 from torch_ccl.inheritance import UNSET
 
 ANSWER_S = 30.0  # for a host to answer
 FIND_S = 10.0  # for a host to find the way to that of rank 0, less than ANSWER_S
-PATIENCE_S = 3.0  # for ranks to fail by themselves after the first that has failed
-GRACE_S = 5.0  # from the signal that asks a rank to end to the one that ends it
 LAST_ERROR_S = 0.5  # for ssh to say why, when it has closed the connection
 LONGEST_SLEEP_S = 1.0  # a signal may have set one of the times below meanwhile
 NOT_IN_TIME = 124  # as timeout(1) says it

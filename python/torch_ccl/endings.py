@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+PATIENCE_S = 3.0  # for ranks to fail by themselves after the first that has failed
+GRACE_S = 5.0  # from the signal that asks a rank to end to the one that ends it
 TAIL_LINES = 200  # of the stderr of each rank, for the last word
 TAIL_LINES_WITHOUT_TRACEBACK = 10
 

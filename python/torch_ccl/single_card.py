@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -107,8 +108,10 @@ def cpu_tiles(cpus: Iterable[int], count: int | None = None, root: Path = ROOT) 
     there is one socket too, two, if there are two cores."""
     available = _with_sockets(cores(cpus, root), root)
     if count is None:
-        nodes = len({core.node for core in available})
-        count = nodes if nodes > 1 else min(2, len(available))
+        nodes = [list(node) for _, node in groupby(available, key=lambda core: core.node)]
+        if len(nodes) > 1:  # however their sizes differ
+            return [part for node in nodes for part in shares(node, 1)]
+        count = min(2, len(available))
     parts = shares(available, count)
     if not parts:
         threads = sum(len(core.cpus) for core in available)

@@ -383,7 +383,10 @@ def machine(root: Path, sockets: list[int], nodes: list[str]) -> Path:
         ([0] * 4, ["0-1", "2-3"], range(4), None, [[0, 1], [2, 3]]),  # nodes
         ([0] * 4, ["0-1", "2-3"], range(4), 1, [[0, 1, 2, 3]]),
         ([0] * 4, ["0-1", "2-3"], range(2), None, [[0], [1]]),  # one of which cannot be used
+        ([0] * 10, ["0-7", "8-9"], range(10), None, [[*range(8)], [8, 9]]),  # uneven ones
+        ([0] * 8, ["0-5", "6", "7"], range(8), None, [[*range(6)], [6], [7]]),
         ([0, 1, 0, 1], ["0-3"], range(4), None, [[0, 2], [1, 3]]),  # sockets
+        ([0] * 5 + [1], ["0-5"], range(6), None, [[0, 1, 2, 3, 4], [5]]),
         ([0, 1, 0, 1], [], range(4), None, [[0, 2], [1, 3]]),
         ([0] * 6, ["0-5"], range(1, 6), None, [[1, 2, 3], [4, 5]]),  # neither
         ([0] * 6, ["0-5"], range(6), 3, [[0, 1], [2, 3], [4, 5]]),

@@ -190,6 +190,23 @@ def _change_environment(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C has its effect when the block is left."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # here it has no effect
+        return
+    came: list[tuple] = []
+    signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
+
+
 class _Ranks:
     """The processes, which have ended when the block is left."""
 
@@ -208,9 +225,14 @@ class _Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        self._told.close()
-        self._hears.close()
+        """Also if the user has interrupted us; who does it again does not want to wait."""
+        try:
+            self._end(signal.SIGTERM)
+        finally:
+            with _uninterrupted():
+                self._end(signal.SIGKILL)
+                self._told.close()
+                self._hears.close()
 
     def start(self, tiles: list[Share], port: int) -> None:
         for rank, tile in enumerate(tiles):
@@ -226,11 +248,19 @@ class _Ranks:
             process = self._context.Process(
                 target=_call, args=(rank, *self._arguments), name=f"rank {rank}", daemon=False
             )
-            with _inheriting(variables, tile.cpus):
+            with _uninterrupted(), _inheriting(variables, tile.cpus):
                 process.start()
+                self._note_start(rank, process)
+
+    def _note_start(self, rank: int, process: multiprocessing.Process) -> None:
+        try:
             self._running[os.pidfd_open(process.pid)] = process
-            self._ranks[Process(self._host, process.pid)] = rank
-            self._tails[rank] = Tail()
+        except OSError:  # nobody would end it
+            process.kill()
+            process.join()
+            raise
+        self._ranks[Process(self._host, process.pid)] = rank
+        self._tails[rank] = Tail()
 
     def see_through(self) -> int:
         """Until all have ended, or PATIENCE_S after one has failed."""
@@ -265,14 +295,12 @@ class _Ranks:
         process.join()
         return process
 
-    def _end(self) -> None:
-        """Also if the user has interrupted us."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self._signal(number)
-            end = time.monotonic() + GRACE_S
-            while self._running and (left_s := end - time.monotonic()) > 0:
-                for pidfd in wait(list(self._running), left_s):
-                    self._reaped(pidfd)
+    def _end(self, number: int) -> None:
+        self._signal(number)
+        end = time.monotonic() + GRACE_S
+        while self._running and (left_s := end - time.monotonic()) > 0:
+            for pidfd in wait(list(self._running), left_s):
+                self._reaped(pidfd)
 
     def _signal(self, number: int) -> None:
         for process in self._running.values():

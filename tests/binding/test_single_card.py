@@ -2,12 +2,15 @@
 
 import atexit
 import contextlib
+import errno
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from launching import WAYS, clean_environment
 from launching import run_script as run_by
 from ranks import run_script
 from torch.utils.data import DataLoader, TensorDataset
+from torch_ccl.endings import GRACE_S
 from torch_ccl.job import init
 from torch_ccl.single_card import cpu_tiles, device_tiles, single_card_dist
 
@@ -41,9 +45,9 @@ def noted(directory: Path, size: int = SIZE) -> list[dict]:
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def await_notes(directory: Path, size: int = SIZE) -> None:
+def await_notes(directory: Path, suffix: str = "json") -> None:
     end = time.monotonic() + BOUND_S
-    while not all((directory / f"{rank}.json").exists() for rank in range(size)):
+    while not all((directory / f"{rank}.{suffix}").exists() for rank in range(SIZE)):
         assert time.monotonic() < end, "ranks have not come"
         time.sleep(0.01)
 
@@ -63,8 +67,6 @@ OF_OTHERS = {"PMI_RANK": "7", "OMPI_COMM_WORLD_RANK": "7", "TORCHELASTIC_USE_AGE
 
 
 def say_place(directory):
-    import multiprocessing
-
     note(
         directory,
         environment={name: os.environ.get(name) for name in (*PLACE, *OF_OTHERS)},
@@ -206,43 +208,90 @@ def test_an_abort_may_be_a_consequence():
 
 
 SLEEPING = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from torch_ccl.single_card import single_card_dist
 
-def sleep(directory):
-    path = Path(directory) / f"{os.environ['RANK']}.json"
+def note(directory, name):
+    path = Path(directory) / f"{os.environ['RANK']}.{name}"
     path.with_suffix(".new").write_text(json.dumps({"pid": os.getpid()}))
     path.with_suffix(".new").rename(path)
+
+def sleep(directory, listens):
+    if not listens:
+        signal.signal(signal.SIGTERM, lambda *_: note(directory, "asked"))
+    note(directory, "json")
     time.sleep(300)
 
 if __name__ == "__main__":
-    single_card_dist.multi_process_spawn(sleep, (sys.argv[1],), tiles=2)
+    single_card_dist.multi_process_spawn(sleep, (sys.argv[1], sys.argv[2] == "listens"), tiles=2)
 """
+
+
+@contextlib.contextmanager
+def sleeping(directory: Path, word: str) -> Iterator[subprocess.Popen]:
+    """A script with two ranks, which have begun to sleep."""
+    script = directory / "sleeping.py"
+    script.write_text(SLEEPING)
+    parent = subprocess.Popen(
+        [sys.executable, script, directory, word],
+        env=clean_environment(),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        await_notes(directory)
+        yield parent
+    finally:
+        parent.kill()
+        parent.wait()
+        for path in directory.glob("*.json"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_end_with_who_started_them(tmp_path, number):
-    script = tmp_path / "sleeping.py"
-    script.write_text(SLEEPING)
-    parent = subprocess.Popen(
-        [sys.executable, script, tmp_path], env=clean_environment(), stderr=subprocess.DEVNULL
-    )
-    try:
-        await_notes(tmp_path)
+    with sleeping(tmp_path, "listens") as parent:
         parent.send_signal(number)
         parent.wait(BOUND_S)
         end = time.monotonic() + BOUND_S
         while not all(is_gone(row["pid"]) for row in noted(tmp_path)):
             assert time.monotonic() < end, "ranks have outlived it"
             time.sleep(0.01)
-    finally:
-        parent.kill()
-        parent.wait()
-        for path in tmp_path.glob("*.json"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+
+
+def test_who_interrupts_twice_does_not_wait(tmp_path):
+    """Although the ranks do not listen to SIGTERM."""
+    with sleeping(tmp_path, "deaf") as parent:
+        parent.send_signal(signal.SIGINT)
+        await_notes(tmp_path, suffix="asked")
+        parent.send_signal(signal.SIGINT)
+        parent.wait(GRACE_S - 1)
+        assert all(is_gone(row["pid"]) for row in noted(tmp_path))
+
+
+def interrupt(pid: int) -> int:
+    signal.raise_signal(signal.SIGINT)
+    return pidfd_open(pid)
+
+
+def fail(_pid: int) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+pidfd_open = os.pidfd_open
+
+
+@pytest.mark.parametrize(("opens", "error"), [(interrupt, KeyboardInterrupt), (fail, OSError)])
+def test_nothing_is_left_of_a_start_that_fails(monkeypatch, opens, error):
+    monkeypatch.setattr(os, "pidfd_open", opens)
+    with pytest.raises(error):
+        spawn(time.sleep, (300,), tiles=SIZE)
+    left = multiprocessing.active_children()
+    for process in left:
+        process.kill()
+    assert not left
 
 
 # ---- training

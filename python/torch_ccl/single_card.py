@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -76,10 +77,16 @@ class single_card_dist:
 def _distributed(model: torch.nn.Module, local_rank: int) -> DistributedDataParallel:
     if not torch.accelerator.is_available():
         return DistributedDataParallel(model)
+    kind = torch.accelerator.current_accelerator().type
+    if kind not in {device.type for device in dist.group.WORLD._device_types}:
+        raise RuntimeError(
+            f"no backend of the default group serves {kind}: CCL_DEVICES={kind}, set before "
+            "`import torch`, has ccl serve it"
+        )
     # A launcher may have shown each rank nothing but a device of its own.
     index = local_rank % torch.accelerator.device_count()
     torch.accelerator.set_device_index(index)
-    device = torch.device(torch.accelerator.current_accelerator().type, index)
+    device = torch.device(kind, index)
     return DistributedDataParallel(model.to(device), device_ids=[index])
 
 

@@ -14,7 +14,7 @@ group is made.
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 
 import torch.distributed as dist
@@ -23,8 +23,14 @@ from torch.distributed import distributed_c10d
 
 
 def replace(*names: str) -> None:
-    """Serve the groups of these backends, "gloo" and "mpi", that are made from now on."""
-    for name in _checked(names):
+    """Serve the groups of these backends, "gloo" and "mpi", that are made from now on.
+
+    Raises ValueError, and replaces none, if one cannot be replaced.
+    """
+    wanted = _checked(names)
+    if "gloo" in wanted and not dist.is_gloo_available():
+        raise ValueError("this torch has no Gloo whose place torch-ccl could take")
+    for name in wanted:
         if name not in _undo:
             _undo[name] = _REPLACEMENTS[name]()
 
@@ -39,15 +45,6 @@ def restore(*names: str) -> None:
 def replaced() -> tuple[str, ...]:
     """Names of the backends that are replaced now."""
     return tuple(_undo)
-
-
-def names_in(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What CCL_REPLACE asks for. Raises ValueError for a name that cannot be replaced."""
-    words = environment.get("CCL_REPLACE", "").replace(",", " ").split()
-    try:
-        return _checked(words)
-    except ValueError as problem:
-        raise ValueError(f"CCL_REPLACE: {problem}") from None
 
 
 def _checked(names) -> tuple[str, ...]:
@@ -108,6 +105,14 @@ def _substitute_for(gloo: type) -> type:
         return _make("gloo", store, rank, size, timeout or dist.default_pg_timeout)
 
     class Substitute(type):
+        def __new__(meta, name, bases, namespace):
+            if bases:  # its objects would be ProcessGroupCCL and have nothing of it
+                raise TypeError(
+                    f"{name} cannot be made from {gloo.__name__} while that is replaced by "
+                    "torch-ccl; torch_ccl.restore() gives torch's own class back"
+                )
+            return super().__new__(meta, name, bases, namespace)
+
         def __call__(cls, *args, **kwargs):
             # Somebody may have kept the name beyond restore().
             make = make_ours if "gloo" in _undo else gloo
@@ -117,7 +122,7 @@ def _substitute_for(gloo: type) -> type:
             return isinstance(instance, gloo) or _stands_for("gloo", instance)
 
         def __subclasscheck__(cls, subclass):
-            return issubclass(subclass, gloo)
+            return subclass is cls or issubclass(subclass, gloo)
 
         def __getattr__(cls, name):
             return getattr(gloo, name)
@@ -190,8 +195,15 @@ _undo: dict[str, Callable[[], None]] = {}
 def replace_as_asked() -> None:
     """What the entry point does. Raises nothing: `import torch` would fail with it."""
     try:
-        replace(*names_in(os.environ))
-    except ValueError as problem:
-        import warnings
+        replace(*os.environ.get("CCL_REPLACE", "").replace(",", " ").split())
+    except Exception as problem:
+        _warn(f"CCL_REPLACE: {problem}; nothing is replaced")
 
-        warnings.warn(f"{problem}; nothing is replaced", stacklevel=2)
+
+def _warn(message: str) -> None:
+    import warnings
+
+    try:
+        warnings.warn(message, stacklevel=3)
+    except Exception:  # whoever makes errors of warnings shall still have torch
+        print(message, file=sys.stderr)

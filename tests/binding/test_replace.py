@@ -1,7 +1,10 @@
 """Programs that say "gloo" or "mpi", or nothing, get ccl if they are asked to."""
 
 import contextlib
+import os
 import pickle
+import subprocess
+import sys
 import time
 from datetime import timedelta
 
@@ -311,6 +314,22 @@ def test_is_given_back():
     run_ranks(2, check_restored)
 
 
+def test_class_is_a_class():
+    """As far as it can be: a class made from it would have made groups of another class."""
+    torch_ccl.replace("gloo")
+    try:
+        substitute = dist.ProcessGroupGloo
+        assert issubclass(substitute, substitute)
+        assert issubclass(substitute.__wrapped__, substitute)
+        assert not issubclass(torch_ccl.ProcessGroupCCL, substitute)
+        with pytest.raises(TypeError, match=r"Mine.*ProcessGroupGloo.*torch_ccl.restore"):
+
+            class Mine(dist.ProcessGroupGloo):
+                pass
+    finally:
+        torch_ccl.restore()
+
+
 def test_other_names_are_refused():
     with pytest.raises(ValueError, match="gloo and mpi, not of 'nccl'"):
         torch_ccl.replace("gloo", "nccl")
@@ -351,6 +370,46 @@ print(*[w.message for w in caught if "CCL_REPLACE" in str(w.message)])
 """
     said = run_script(script, CCL_REPLACE="gloo,glo")
     assert "CCL_REPLACE" in said and "'glo'" in said and "nothing is replaced" in said
+
+
+def run_misspelt(filter: str) -> str:
+    """What `import torch` says on stderr; it must not fail."""
+    process = subprocess.run(
+        [sys.executable, "-W", filter, "-c", "import torch"],
+        env={**os.environ, "CCL_REPLACE": "glo"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stderr
+
+
+def test_misspelt_environment_where_warnings_are_errors():
+    assert "CCL_REPLACE: torch-ccl can take" in run_misspelt("error::UserWarning")
+    assert "CCL_REPLACE" not in run_misspelt("ignore::UserWarning")
+
+
+def test_torch_without_gloo():
+    script = """
+import warnings, torch, torch.distributed as dist
+from torch._C import _distributed_c10d as bindings
+from torch.distributed import distributed_c10d as c10d
+for module in (bindings, c10d, dist):
+    del module.ProcessGroupGloo
+c10d._GLOO_AVAILABLE = False
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch_ccl
+print(*[w.message for w in caught if "CCL_REPLACE" in str(w.message)])
+try:
+    torch_ccl.replace("mpi", "gloo")
+except ValueError as problem:
+    print(problem)
+assert torch_ccl.replaced() == () and not dist.is_mpi_available()  # all or nothing
+"""
+    said = run_script(script, CCL_REPLACE="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert said.count("this torch has no Gloo") == 2 and "nothing is replaced" in said
 
 
 # ---- mpi

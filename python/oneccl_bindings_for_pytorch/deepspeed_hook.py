@@ -5,24 +5,30 @@ interface before it asks torch for the backend "ccl"; that fails without oneCCL.
 does not exist, DeepSpeed has a builder that says so: that is what it finds here.
 """
 
-import importlib.util
 import sys
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
-_BUILDERS = "deepspeed.ops.op_builder.cpu"
+# As it is installed, and in a checkout of its sources.
+_BUILDERS = ("deepspeed.ops.op_builder.cpu", "op_builder.cpu")
 
 
 def _leave_out_extension(builders: ModuleType) -> None:
-    builders.CCLCommBuilder = builders.NotImplementedBuilder
+    if hasattr(builders, "CCLCommBuilder") and hasattr(builders, "NotImplementedBuilder"):
+        builders.CCLCommBuilder = builders.NotImplementedBuilder
 
 
 class _Finder(MetaPathFinder):
+    """Finds what the others find, and changes it when it is imported."""
+
     def find_spec(self, name, path=None, target=None):
-        if name != _BUILDERS:
+        if name not in _BUILDERS:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if spec is None or spec.loader is None:
+            return spec
         execute = spec.loader.exec_module
 
         def execute_and_change(module: ModuleType) -> None:
@@ -33,8 +39,12 @@ class _Finder(MetaPathFinder):
         return spec
 
 
+_finder = _Finder()
+
+
 def install() -> None:
-    if _BUILDERS in sys.modules:
-        _leave_out_extension(sys.modules[_BUILDERS])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    for name in _BUILDERS:
+        if name in sys.modules:
+            _leave_out_extension(sys.modules[name])
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)

@@ -121,7 +121,9 @@ with warnings.catch_warnings(record=True) as caught:
 assert model.weight.dtype == torch.float32
 print(*(warning.message for warning in caught), sep="\\n")
 
-for module in (ipex, ipex.xpu):
+assert ipex._C._has_xpu() is torch.xpu.is_available()
+
+for module in (ipex, ipex.xpu, ipex._C):
     assert not hasattr(module, "quantization")
     try:
         module.quantization
@@ -138,8 +140,15 @@ def test_what_is_there(environment, wheels):
     assert [line.partition(" is not there")[0] for line in refusals] == [
         "intel_extension_for_pytorch.quantization",
         "intel_extension_for_pytorch.xpu.quantization",
+        "intel_extension_for_pytorch._C.quantization",
     ]
     assert version == VERSION
+
+
+def test_from_the_source_tree(environment):
+    """As tests do: the wheel is not installed, and pip knows nothing of it."""
+    source = ROOT / "compat/intel_extension_for_pytorch/src/torch_ccl_ipex_compat/modules"
+    assert found_version(environment, PYTHONPATH=str(source)) == VERSION
 
 
 def test_without_it(environment):

@@ -1,8 +1,6 @@
 """Programs that say "gloo" or "mpi", or nothing, get ccl if they are asked to."""
 
-import contextlib
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -13,37 +11,26 @@ import torch
 import torch.distributed as dist
 import torch_ccl
 from ranks import run_ranks, run_script
+from served import CPU, check_sum, is_ours, served_by_ccl
 from torch._C import _distributed_c10d as bindings
 from torch.distributed import distributed_c10d as c10d
-
-CPU = torch.device("cpu")
 
 
 def replace_gloo(rank: int) -> None:
     torch_ccl.replace("gloo")
 
 
+def served(rank, size, function, *args):
+    """What `function` returns; the group was ours, and ccl has carried something for it."""
+    assert is_ours(dist.group.WORLD)
+    with served_by_ccl():
+        return function(rank, size, *args)
+
+
 def run_as(backend: str | None, function, *args, size: int = 2) -> list:
     """Ranks in which `backend` was asked for by that name, and gloo is replaced."""
-    return run_ranks(size, function, *args, prepare=replace_gloo, group={"backend": backend})
-
-
-@contextlib.contextmanager
-def served_by_ccl():
-    before = torch_ccl.operation_count()
-    yield
-    assert torch_ccl.operation_count() > before, "ccl has carried nothing"
-
-
-def is_ours(group: dist.ProcessGroup) -> bool:
-    return isinstance(group._get_backend(CPU), torch_ccl.ProcessGroupCCL)
-
-
-def check_sum(group: dist.ProcessGroup | None, size: int) -> None:
-    tensor = torch.ones(5)
-    with served_by_ccl():
-        dist.all_reduce(tensor, group=group)
-    assert tensor.tolist() == [size] * 5
+    group = {"backend": backend}
+    return run_ranks(size, served, function, *args, prepare=replace_gloo, group=group)
 
 
 # ---- every way to a group
@@ -83,7 +70,7 @@ def test_new_groups_and_meshes(backend):
 
 
 def check_direct(rank, size):
-    """As vLLM makes groups: by the class itself, beside no default group of theirs."""
+    """By the class itself, however it is called."""
     from torch.distributed import ProcessGroup, ProcessGroupGloo
 
     store = dist.distributed_c10d._get_default_store()
@@ -111,29 +98,6 @@ def test_class_itself():
     run_as("gloo", check_direct)
 
 
-def check_beside(rank, size):
-    """As SGLang makes a group beside the world."""
-    store = dist.PrefixStore("beside", dist.distributed_c10d._get_default_store())
-    group, _ = c10d._new_process_group_helper(
-        size,
-        rank,
-        [],
-        dist.Backend("gloo"),
-        store,
-        group_name="beside",
-        backend_options=None,
-        timeout=timedelta(seconds=30),
-        device_id=None,
-    )
-    dist.distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(size)}
-    assert is_ours(group)
-    check_sum(group, size)
-
-
-def test_helper_of_torch():
-    run_as("gloo", check_beside)
-
-
 # ---- what torch does for gloo alone, by its name or its class
 
 
@@ -155,6 +119,7 @@ def test_services_of_gloo():
 
 
 def check_missing_rank(rank, size):
+    dist.barrier()
     if rank == 1:
         return time.sleep(3)
     with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
@@ -192,94 +157,6 @@ def test_ddp_logger_reads_what_is_there(monkeypatch):
     )
     paths = ":".join(["tests", "tests/binding"])
     assert run_script(script, CCL_REPLACE="gloo", PYTHONPATH=paths).split() == ["gloo", "2"]
-
-
-# ---- the calls of vLLM and SGLang (docs/serving.md)
-
-
-def check_control_plane(rank, size):
-    sizes = torch.tensor([rank, 7], dtype=torch.int32)
-    dist.all_reduce(sizes, op=dist.ReduceOp.MAX)
-    assert sizes.tolist() == [size - 1, 7]
-    names = [None] * size
-    dist.all_gather_object(names, f"rank {rank}")
-    assert names == [f"rank {r}" for r in range(size)]
-    box = [{"request": 1} if rank == 0 else None]
-    dist.broadcast_object_list(box, src=0, device="cpu")
-    assert box == [{"request": 1}]
-    gathered = [None] * size if rank == 0 else None
-    dist.gather_object(rank, gathered, dst=0)
-    assert gathered in (None, list(range(size)))
-    work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work.wait(timeout=timedelta(minutes=5))
-    several = [dist.broadcast(torch.ones(3), src=0, async_op=True) for _ in range(4)]
-    for work in several:
-        work.wait()
-
-
-def check_messages(rank, size):
-    """Bytes of a pickled object, whose memory may not be written; ranks that are returned."""
-    payload = pickle.dumps({"tokens": [1, 2, 3]})
-    length = torch.tensor([len(payload)])
-    if rank == 0:
-        dist.send(length, dst=1)
-        dist.send(torch.frombuffer(payload, dtype=torch.uint8), dst=1)
-        dist.isend(torch.ones(2), group_dst=1, tag=0x46785363).wait()
-    else:
-        assert dist.recv(length, src=0) == 0
-        received = torch.empty(int(length), dtype=torch.uint8)
-        assert dist.recv(received, src=0) == 0
-        assert pickle.loads(received.numpy().tobytes()) == {"tokens": [1, 2, 3]}
-        tensor = torch.zeros(2)
-        dist.recv(tensor, group_src=0, tag=0x46785363)
-        assert tensor.tolist() == [1, 1]
-    out, into = torch.full((3,), float(rank)), torch.empty(3)
-    pairs = [dist.P2POp(dist.isend, out, 1 - rank), dist.P2POp(dist.irecv, into, 1 - rank)]
-    for work in dist.batch_isend_irecv(pairs):
-        work.wait()
-    assert into.tolist() == [1 - rank] * 3
-
-
-def check_impatient_send(rank, size):
-    """A wait that runs out says so, and leaves the message and the group as they are."""
-    big = torch.ones(1 << 20)
-    if rank == 0:
-        work = dist.isend(big, dst=1)
-        with pytest.raises(RuntimeError):
-            work.wait(timedelta(milliseconds=1))
-        dist.barrier()
-        work.wait()
-    else:
-        dist.barrier()
-        received = torch.empty_like(big)
-        dist.recv(received, src=0)
-        assert torch.equal(received, big)
-
-
-def check_tensors(rank, size, dtype):
-    with torch.inference_mode():
-        hidden = torch.full((4, 8), 1.0, dtype=dtype)
-        dist.all_reduce(hidden)
-        assert (hidden == size).all()
-        whole = torch.empty(size * 4, dtype=dtype)
-        dist.all_gather_into_tensor(whole, torch.full((4,), float(rank), dtype=dtype))
-        assert whole.tolist() == [r for r in range(size) for _ in range(4)]
-        part = torch.empty(4, dtype=dtype)
-        dist.reduce_scatter_tensor(part, torch.arange(size * 4, dtype=dtype))
-        assert part.tolist() == [size * (rank * 4 + i) for i in range(4)]
-        parts = [torch.empty(2, dtype=dtype) for _ in range(size)] if rank == 0 else None
-        dist.gather(torch.full((2,), float(rank), dtype=dtype), parts, dst=0)
-        assert not parts or [int(p[0]) for p in parts] == list(range(size))
-
-
-@pytest.mark.parametrize("check", [check_control_plane, check_messages, check_impatient_send])
-def test_calls_of_servers(check):
-    run_as("gloo", check)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_tensors_of_servers(dtype):
-    run_as("gloo", check_tensors, dtype)
 
 
 # ---- on and off

@@ -166,7 +166,7 @@ tccl::Program Call::program(const std::shared_ptr<const Call>& call) {
 }
 
 void Call::prepare_staging(std::size_t piece_bytes, std::chrono::milliseconds timeout,
-                           std::function<void()> stop_if_asked) {
+                           Staging::Stop stop_if_asked) {
   staging_->prepare({operations_.data(), operations_.size()},
                     {.place = {group_->rank, group_->size},
                      .piece_bytes = piece_bytes,

@@ -124,7 +124,7 @@ class Call {
   /// For tensors of an accelerator, before what follows. A message that is to be sent is brought to
   /// the host; what collectives read, when it is their turn.
   void prepare_staging(std::size_t piece_bytes, std::chrono::milliseconds timeout,
-                       std::function<void()> stop_if_asked);
+                       Staging::Stop stop_if_asked);
   /// All of it has been checked.
   void accept() noexcept { end_batch_on_throw_.batches = nullptr; }
   [[nodiscard]] const Method& method() const noexcept { return *method_; }

@@ -165,10 +165,12 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
 void ProcessGroupCCL::prepare_staging(Call& call, std::chrono::milliseconds timeout) const {
   // Weak, because calls may outlive the group. Signals are looked for less often: that takes the GIL.
   auto stop_if_asked = [group = std::weak_ptr(communicator_), closed = closed_,
-                        next_poll = Clock::now() + kInterruptPeriod]() mutable {
+                        operation = c10::str(call.method().name, " of group ", facts_.name),
+                        next_poll = Clock::now() + kInterruptPeriod](bool needs_others) mutable {
     const auto communicator = group.lock();
     if (!communicator || closed->load(std::memory_order_relaxed))
       throw tccl::Error(tccl::Errc::aborted, "the group was closed meanwhile");
+    if (needs_others) communicator->check_ranks(operation);
     if (const std::exception_ptr reason = communicator->error()) std::rethrow_exception(reason);
     if (Clock::now() < next_poll) return;
     poll_interrupt();

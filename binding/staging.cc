@@ -56,7 +56,7 @@ void copy(const at::Tensor& to, const at::Tensor& from) {
 }
 
 bool comes_by(const c10::Event& event, Clock::time_point deadline,
-              const std::function<void()>& stop_if_asked) {
+              const std::function<void()>& stop_if_asked = nullptr) {
   std::chrono::microseconds nap = kShortNap;
   for (int looks = 0; !event.query(); ++looks) {
     if (Clock::now() > deadline) return false;
@@ -98,7 +98,7 @@ Staging::~Staging() {
     c10::Event all_in(device_.type());
     all_in.record(in_);
     done_.record(out_);
-    if (comes_by(all_in, deadline, nullptr) && comes_by(done_, deadline, nullptr)) return;
+    if (comes_by(all_in, deadline) && comes_by(done_, deadline)) return;
   } catch (const std::exception&) {  // a device that has failed is not to be trusted with memory
   }
   static_cast<void>(new std::pair(std::move(rooms_), std::move(kept_)));
@@ -144,7 +144,7 @@ void Staging::run(const tccl::Program::Run& run, const std::function<void()>& th
       copy_in(stages_[brought++]);
     }
     if (brought < stages_.size() && !stages_[brought].sees_results) copy_in(stages_[brought++]);
-    await(stages_[now].arrived);
+    await(stages_[now].arrived, /*needs_others=*/true);
     run(stages_[now].piece.operation);
     copy_back(stages_[now]);
   }
@@ -218,10 +218,10 @@ void Staging::copy_back(const Stage& stage) {
   }
 }
 
-void Staging::await(const c10::Event& event) const {
+void Staging::await(const c10::Event& event, bool needs_others) const {
   const std::string who = c10::str(device_, " of rank ", terms_.place.rank);
   try {
-    if (comes_by(event, deadline_, terms_.stop_if_asked)) return;
+    if (comes_by(event, deadline_, [&] { terms_.stop_if_asked(needs_others); })) return;
   } catch (const tccl::Error& error) {  // of another rank, which may have waited for this one
     throw tccl::Error(error.code(),
                       c10::str(error.what(), " (", who, " had not come to this operation yet)"),

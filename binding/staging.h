@@ -46,11 +46,14 @@ class Staging {
   /// For a tensor that is written on the output stream but has no room.
   void keep(const at::Tensor& tensor);
 
+  /// Called while it waits; throws if the wait is to end. The other ranks are needed until all is
+  /// exchanged.
+  using Stop = std::function<void(bool needs_others)>;
   struct Terms {
     Place place;
     std::size_t piece_bytes;
-    std::chrono::milliseconds timeout;    // of the call
-    std::function<void()> stop_if_asked;  // called while it waits; throws if it is to end
+    std::chrono::milliseconds timeout;  // of the call
+    Stop stop_if_asked;
   };
   /// What is to be done, in the rooms' memory. The current stream's work of by now comes first.
   void prepare(std::span<const tccl::Operation> operations, Terms terms);
@@ -84,7 +87,7 @@ class Staging {
   void copy_in(Stage& stage);
   void copy_back(const Stage& stage);
   void end_copying(const std::function<void()>& then);
-  void await(const c10::Event& event) const;
+  void await(const c10::Event& event, bool needs_others = false) const;
 
   const at::Device device_;
   const c10::Stream in_;

@@ -139,6 +139,10 @@ class TCCL_API Communicator {
   /// Why the communicator is dead, or null while it lives.
   [[nodiscard]] virtual std::exception_ptr error() const noexcept = 0;
 
+  /// Throws if the communicator is dead, or a rank without which `operation` cannot end: for the
+  /// body of a program that waits for something else meanwhile.
+  virtual void check_ranks(const std::string& operation) const = 0;
+
   /// Every operation that is waiting, here and on all other ranks, fails at once.
   virtual void abort(const std::string& reason) noexcept = 0;
   /// Waits for what was started (receives are cancelled), then leaves the group. Idempotent.

@@ -378,7 +378,8 @@ void CommunicatorImpl::execute(const Program& program, Milliseconds timeout) {
   try {
     program.body(run);
   } catch (const Error& error) {
-    throw members_->fail(error);  // the other ranks wait for the rest of the program
+    members_->fail(error);  // the other ranks wait for the rest of the program
+    throw;
   } catch (const std::exception& error) {
     members_->fail(Error(Errc::aborted,
                          formatted("{} of group {} failed on rank {}: {}", program.name, name(),
@@ -394,6 +395,13 @@ std::exception_ptr CommunicatorImpl::error() const noexcept {
   const std::lock_guard lock(mutex_);
   if (left_) return final_error_;
   return group_->failed() ? std::make_exception_ptr(group_->failure()) : nullptr;
+}
+
+void CommunicatorImpl::check_ranks(const std::string& operation) const {
+  if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != rank_ && members_->absence(rank) == Absence::died)
+      throw members_->loss_of(rank, operation);
 }
 
 void CommunicatorImpl::abort(const std::string& reason) noexcept {

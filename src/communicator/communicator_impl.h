@@ -43,6 +43,7 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
     return options_.first_sequence + lane_->issued();
   }
   [[nodiscard]] std::exception_ptr error() const noexcept override;
+  void check_ranks(const std::string& operation) const override;
   void abort(const std::string& reason) noexcept override;
   void close() noexcept override;
   /// Closes it, after an abort only if something is under way: a normal exit disturbs nobody.

@@ -172,7 +172,8 @@ def without_pinned_memory(rank, size):
     dist.all_reduce(tensor)
     assert (tensor.cpu() == SUM).all()
     group = dist.new_group(timeout=timedelta(seconds=1))
-    with fails("standin:0 of rank 0 has not come" if rank == 0 else "rank 0", within_s=10):
+    time.sleep(rank / 2)
+    with fails("standin:0 of rank 0 has not come", within_s=10):
         dist.all_reduce(delayed(rank, delay_ms=LONG_MS if rank == 0 else 1), group=group)
 
 

@@ -7,7 +7,7 @@ but for the rows of documents.EDITS.
 import textwrap
 from pathlib import Path
 
-from documents import SCALING, SPAWN, Source, blocks_of, edited, find
+from documents import SPAWN, Source, blocks_of, edited, find
 
 DOCUMENT = "003"
 
@@ -132,7 +132,7 @@ SCALING_END = """
 """
 
 
-def scaling(directory: Path) -> str:
+def scaling(name: str, directory: Path) -> str:
     """The API that trains on all tiles of a card. Its loop is only hinted at, so it is ours."""
     found = blocks_of(SCALING_DOCUMENT, directory)
 
@@ -153,4 +153,4 @@ def scaling(directory: Path) -> str:
             SCALING_END,
         )
     )
-    return edited(SCALING, text)
+    return edited(name, text)

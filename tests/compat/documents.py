@@ -88,13 +88,13 @@ TWO_HOSTS = "mpiexec.hydra of ut_memory.py, two hosts"
 EXAMPLE_LINE = "mpirun of example.py"
 PROFILING_LINE = "mpirun of profiling.py"
 SPAWN = "main_worker by mp.spawn"
-SCALING = "main_worker by single_card_dist"
+SCALING_ON_CPU = "main_worker by single_card_dist on the CPU"
+SCALING_ON_DEVICE = "main_worker by single_card_dist on an accelerator"
 DDP_ON_CPU = "Example_DDP.py on the CPU"
 DDP_ON_DEVICE = "Example_DDP.py on an accelerator"
 DDP_LINE = "mpirun of Example_DDP.py"
 PIP_LINE = "pip install of oneccl_bind_pt"
 MASKS = "[0x0000000FFFFFF0,0xFFFFFF00000000]"
-DEVICE_OF_RANK = "str(next(model.parameters()).device)"
 CORES = "the masks of a machine with two cores"
 EDITS = (
     Edit("example.py", ", ...", "", "init_process_group needs no more than the backend's name"),
@@ -103,7 +103,8 @@ EDITS = (
     Edit("example.py", "...", "model = torch.nn.Linear(4, 5)", "the script wraps a model"),
     Edit("profiling.py", ", ...", "", "init_process_group needs no more than the backend's name"),
     Edit("ptdist.py", "'mpi')", f"'mpi'){CALL_OF_MAIN}", "nothing calls main"),
-    Edit(SCALING, '"xpu:{}".format(local_rank)', DEVICE_OF_RANK, "the device's name"),
+    Edit(SCALING_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
+    Edit(SCALING_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
     Edit(DDP_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
     Edit(DDP_ON_CPU, "device_ids=[device]", "device_ids=None", "DDP takes no others on the CPU"),
     Edit(DDP_ON_DEVICE, "torch.xpu", "torch.standin", "the device's name"),

@@ -130,6 +130,11 @@ def by_hand(rank_name: str, size_name: str) -> Way:
     return launch
 
 
+def by_python(command: list[str], port: int, logs: Path) -> list[int | None]:
+    """By nobody: one process, which is told nothing."""
+    return wait_for_all([start([sys.executable, *command], logs, "0")])
+
+
 # ---- launchers that label what the ranks print
 
 HYDRA_LABEL = re.compile(r"\[(\d+)\] ?(.*)")
@@ -198,7 +203,8 @@ def run_script(way: Way, script: Path, *args: str, port: int | None = None) -> l
         said = {path.name: path.read_text() for path in sorted(logs.glob("*.std*"))}
     if any(code != 0 for code in codes):
         raise AssertionError(f"exit codes {codes}\n" + "\n".join(filter(None, said.values())))
-    return [Finished(r, said[f"{r}.stdout"], said[f"{r}.stderr"]) for r in range(SIZE)]
+    ranks = range(1 if way is by_python else SIZE)
+    return [Finished(r, said[f"{r}.stdout"], said[f"{r}.stderr"]) for r in ranks]
 
 
 def fixed_port(text: str) -> int | None:

@@ -34,7 +34,8 @@ from documents import (
     ONE_HOST,
     PIP_LINE,
     PROFILING_LINE,
-    SCALING,
+    SCALING_ON_CPU,
+    SCALING_ON_DEVICE,
     SPAWN,
     TWO_HOSTS,
     Source,
@@ -49,6 +50,8 @@ from launching import (
     OPEN_MPI,
     WAYS,
     Finished,
+    Way,
+    by_python,
     clean_environment,
     fixed_port,
     free_port,
@@ -58,6 +61,7 @@ from over_hosts import AS_ROOT, run_over_hosts, write_launchers
 from programs import ROOT, shell
 from slurm import cluster
 from standin_device import environment as device_environment
+from torch_ccl.agent.cores import cores
 
 SCRIPTS_HERE = Path(__file__).parent / "scripts"
 
@@ -95,15 +99,21 @@ DEMO = Source("000", ("DDP(", ".step()"))
 EXAMPLE = Source("001", ("import",), "example.py")
 PROFILING = Source("001", ("import",), "profiling.py")
 DDP = Source("002", ("DDP(model",), "`Example_DDP.py`")
-WEIGHTS = '    print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")\n'
+RESULTS = """
+    print(f"data {[input.tolist(), labels.tolist()]}")
+    print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")
+"""
 SCRIPTS = (
     script("demo.py", DEMO, checks.say_nothing),
     script("example.py", EXAMPLE, checks.say_place),
     script("profiling.py", PROFILING, checks.say_place_and_profile),
     Script("training.py", composed.training, checks.say_same_weights),
-    script(DDP_ON_CPU, DDP, checks.say_iterations, with_extension, WEIGHTS),
-    script(DDP_ON_DEVICE, DDP, checks.say_iterations, with_device, WEIGHTS),
+    script(DDP_ON_CPU, DDP, checks.say_iterations, with_extension, RESULTS),
+    script(DDP_ON_DEVICE, DDP, checks.say_iterations, with_device, RESULTS),
 )
+
+GO_ALONE = (DDP_ON_CPU,)  # they say what to do where there is no launcher
+ALONE = {"no launcher": by_python}
 
 
 def run_scripts(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
@@ -111,16 +121,16 @@ def run_scripts(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
         if only not in script.name:
             continue
         text = script.text(docs) + script.ending
-        for way in WAYS:
-            yield script.name, way, partial(run_in_way, script, text, way)
+        for way, launch in {**WAYS, **(ALONE if script.name in GO_ALONE else {})}.items():
+            yield script.name, way, partial(run_in_way, script, text, launch)
 
 
-def run_in_way(script: Script, text: str, way: str) -> None:
+def run_in_way(script: Script, text: str, launch: Way) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / script.name.split()[0]
         path.write_text(text)
         with mock.patch.dict(os.environ, script.environment()):
-            script.check(run_script(WAYS[way], path, port=fixed_port(text)), text)
+            script.check(run_script(launch, path, port=fixed_port(text)), text)
 
 
 # ---- command lines, which run where their files are, on virtual hosts
@@ -176,7 +186,7 @@ LINES = (
         DDP_ON_DEVICE,
         DDP,
         checks.say_labelled_iterations,
-        WEIGHTS,
+        RESULTS,
         with_device,
     ),
 )
@@ -292,21 +302,28 @@ def spawn(text: str, url: str) -> None:
 
 
 def run_scaling(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
-    if only in SCALING:
-        text = composed.scaling(docs)
-        yield SCALING, "two shares of a CPU", partial(scale, text, with_extension(), "cpu")
-        devices = {**with_device(), "STANDIN_DEVICES": "2"}
-        yield SCALING, "two devices", partial(scale, text, devices, "standin")
+    rows = {
+        SCALING_ON_CPU: ("two cores", with_extension(), ["cpu", "cpu"]),
+        SCALING_ON_DEVICE: (
+            "two devices",
+            {**with_device(), "STANDIN_DEVICES": "2"},
+            ["standin:0", "standin:1"],
+        ),
+    }
+    for name, (way, variables, devices) in rows.items():
+        if only in name:
+            yield name, way, partial(scale, composed.scaling(name, docs), variables, devices)
 
 
-def scale(text: str, variables: dict[str, str], device: str) -> None:
+def scale(text: str, variables: dict[str, str], devices: list[str]) -> None:
+    two_cores = [str(core.cpus[0]) for core in cores(os.sched_getaffinity(0))[:2]]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "scaling.py"
         path.write_text(text)
         environment = clean_environment(**variables)
-        words = [sys.executable, path]
+        words = ["taskset", "-c", ",".join(two_cores), sys.executable, path]
         out = subprocess.check_output(words, env=environment, text=True, timeout=BOUND_S)
-        checks.have_used_all_tiles(out.splitlines(), device)
+        checks.have_used_all_tiles(out.splitlines(), devices)
 
 
 # ---- all of them

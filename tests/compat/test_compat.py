@@ -26,6 +26,7 @@ from launching import (
     Finished,
     Way,
     by_labels,
+    by_python,
     clean_environment,
     fixed_port,
     free_port,
@@ -168,6 +169,18 @@ def test_script(launcher, script, tmp_path, launch_table, request, monkeypatch):
     arguments = [word.format(port=port, directory=tmp_path) for word in row.arguments]
     ranks = run_script(way, SCRIPTS / row.script, *arguments, port=port)
     row.check(ranks, tmp_path)
+
+
+def test_script_without_a_launcher(tmp_path):
+    """It says itself that it is rank 0 of 1."""
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    script = tmp_path / "alone.py"
+    lines = [f"os.environ[{name!r}] = {value!r}" for name, value in place.items()]
+    lines += [f"os.environ['MASTER_PORT'] = '{free_port()}'"]
+    script.write_text("\n".join(["import os", *lines, (SCRIPTS / "train.py").read_text()]))
+    (rank,) = run_script(by_python, script)
+    losses, weights = rank.out.splitlines()
+    assert losses.startswith("losses [") and weights.startswith("weights [[")
 
 
 @pytest.mark.slow

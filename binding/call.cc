@@ -178,8 +178,7 @@ void Call::prepare_staging(std::size_t piece_bytes, std::chrono::milliseconds ti
 void Call::finish() const {
   if (finish_) finish_();
   if (!staging_) return copy_results();
-  if (may_finish_late())
-    staging_->return_outputs([this] { copy_results(); });
+  if (may_finish_late()) staging_->return_outputs([this] { copy_results(); });
 }
 
 void Call::copy_results() const {

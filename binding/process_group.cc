@@ -163,7 +163,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
 }
 
 void ProcessGroupCCL::prepare_staging(Call& call, std::chrono::milliseconds timeout) const {
-  // Weak, because calls may outlive the group. Signals are looked for less often: that takes the GIL.
+  // Weak, because calls may outlive the group. Signals are looked for less often: that takes the
+  // GIL.
   auto stop_if_asked = [group = std::weak_ptr(communicator_), closed = closed_,
                         operation = c10::str(call.method().name, " of group ", facts_.name),
                         next_poll = Clock::now() + kInterruptPeriod](bool needs_others) mutable {
@@ -235,7 +236,8 @@ void ProcessGroupCCL::add_allreduce(Call& call, const at::Tensor& tensor, const 
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
                                                     const c10d::AllreduceOptions& options) {
-  if (auto* native = native_for(tensors)) return in_batch([&] { return native->allreduce(tensors, options); });
+  if (auto* native = native_for(tensors))
+    return in_batch([&] { return native->allreduce(tensors, options); });
   Call call(kAllreduce, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   if (tensor.defined() && tensor.layout() == at::kSparse) return allreduce_sparse(tensors, options);
@@ -246,7 +248,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options,
                                                            tccl::WireFormat format) {
-  if (auto* native = native_for(tensors)) return in_batch([&] { return native->allreduce(tensors, options); });
+  if (auto* native = native_for(tensors))
+    return in_batch([&] { return native->allreduce(tensors, options); });
   Call call(kAllreduce, facts_);
   add_allreduce(call, call.only(tensors, "tensors"), options.reduceOp, format);
   return launch(std::move(call), options);
@@ -274,7 +277,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
                                                  const c10d::ReduceOptions& options) {
-  if (auto* native = native_for(tensors)) return in_batch([&] { return native->reduce(tensors, options); });
+  if (auto* native = native_for(tensors))
+    return in_batch([&] { return native->reduce(tensors, options); });
   Call call(kReduce, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_rank(options.rootRank, "root");
@@ -342,7 +346,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   if (auto* native = native_for(outputs))
-    return in_batch([&] { return native->reduce_scatter_tensor_coalesced(outputs, inputs, options); });
+    return in_batch(
+        [&] { return native->reduce_scatter_tensor_coalesced(outputs, inputs, options); });
   Call call(kReduceScatterTensorCoalesced, facts_);
   call.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -354,7 +359,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::broadcast(Tensors& tensors,
                                                     const c10d::BroadcastOptions& options) {
-  if (auto* native = native_for(tensors)) return in_batch([&] { return native->broadcast(tensors, options); });
+  if (auto* native = native_for(tensors))
+    return in_batch([&] { return native->broadcast(tensors, options); });
   Call call(kBroadcast, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_rank(options.rootRank, "root");
@@ -438,7 +444,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   if (auto* native = native_for(inputs))
-    return in_batch([&] { return native->allgather_into_tensor_coalesced(outputs, inputs, options); });
+    return in_batch(
+        [&] { return native->allgather_into_tensor_coalesced(outputs, inputs, options); });
   Call call(kAllgatherIntoTensorCoalesced, facts_);
   call.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) add_allgather(call, outputs[i], inputs[i]);
@@ -447,7 +454,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                  const c10d::GatherOptions& options) {
-  if (auto* native = native_for(inputs)) return in_batch([&] { return native->gather(outputs, inputs, options); });
+  if (auto* native = native_for(inputs))
+    return in_batch([&] { return native->gather(outputs, inputs, options); });
   Call call(kGather, facts_);
   const at::Tensor& input = call.only(inputs, "input");
   call.check_input(input, "input");
@@ -546,7 +554,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
                                                         std::vector<int64_t>& input_splits,
                                                         const c10d::AllToAllOptions& options) {
   if (auto* native = native_for(input))
-    return in_batch([&] { return native->alltoall_base(output, input, output_splits, input_splits, options); });
+    return in_batch(
+        [&] { return native->alltoall_base(output, input, output_splits, input_splits, options); });
   Call call(kAlltoallBase, facts_);
   call.check_input(input, "input");
   call.check_output(output, "output");
@@ -608,7 +617,8 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& options, bool
 // ---- point to point
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::send(Tensors& tensors, int destination, int tag) {
-  if (auto* native = native_for(tensors)) return in_batch([&] { return native->send(tensors, destination, tag); });
+  if (auto* native = native_for(tensors))
+    return in_batch([&] { return native->send(tensors, destination, tag); });
   Call call(kSend, facts_);
   const at::Tensor& tensor = call.only(tensors, "tensors");
   call.check_input(tensor, "tensor");
@@ -634,13 +644,15 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::receive(const Method& method, Tensors&
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recv(Tensors& tensors, int source, int tag) {
-  if (auto* native = native_for(tensors)) return in_batch([&] { return native->recv(tensors, source, tag); });
+  if (auto* native = native_for(tensors))
+    return in_batch([&] { return native->recv(tensors, source, tag); });
   if (source == tccl::kAnySource) Call(kRecv, facts_).check_rank(source, "source");
   return receive(kRecv, tensors, source, tag);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recvAnysource(Tensors& tensors, int tag) {
-  if (auto* native = native_for(tensors)) return in_batch([&] { return native->recvAnysource(tensors, tag); });
+  if (auto* native = native_for(tensors))
+    return in_batch([&] { return native->recvAnysource(tensors, tag); });
   return receive(kRecvAnysource, tensors, tccl::kAnySource, tag);
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <thread>
 
 #include "tccl/error.h"
@@ -101,7 +102,7 @@ Staging::~Staging() {
     if (comes_by(all_in, deadline) && comes_by(done_, deadline)) return;
   } catch (const std::exception&) {  // a device that has failed is not to be trusted with memory
   }
-  static_cast<void>(new std::pair(std::move(rooms_), std::move(kept_)));
+  static_cast<void>(new (std::nothrow) std::pair(std::move(rooms_), std::move(kept_)));
 }
 
 void* Staging::room_for(const at::Tensor& tensor) {

@@ -212,8 +212,8 @@ void WorkCCL::await_outcome(std::unique_lock<std::mutex>& lock, Clock::time_poin
   const auto is_known = [this] { return outcome_known_; };
   while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptPeriod), is_known)) {
     if (Clock::now() >= deadline)
-      throw_as_torch({tccl::Errc::timeout,
-                      c10::str("wait() gave up before ", method_.name, " was complete")});
+      throw_as_torch(
+          {tccl::Errc::timeout, c10::str("wait() gave up before ", method_.name, " was complete")});
     lock.unlock();
     poll_interrupt();
     lock.lock();

@@ -54,7 +54,7 @@ struct Operation {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
   Reduction reduction{};
-  int root = -1;  // of rooted collectives; the peer of send and recv
+  int root = -1;          // of rooted collectives; the peer of send and recv
   std::uint64_t tag = 0;  // of messages
   /// Of a collective that is a piece of a larger one: the count of that, and which piece. Ranks
   /// must agree on both, so that none takes a piece of another whole for one of this.

@@ -175,10 +175,11 @@ void Call::prepare_staging(std::size_t piece_bytes, std::chrono::milliseconds ti
   if (operations_.front().op == tccl::Op::send) staging_->bring_inputs();
 }
 
-void Call::finish() const {
+bool Call::try_finish() const {
+  if (may_finish_late()) return staging_->try_return_outputs([this] { copy_results(); });
   if (finish_) finish_();
-  if (!staging_) return copy_results();
-  if (may_finish_late()) staging_->return_outputs([this] { copy_results(); });
+  if (!staging_) copy_results();
+  return true;
 }
 
 void Call::copy_results() const {

@@ -136,7 +136,7 @@ class Call {
   }
   /// All that is to be done. `call` is kept alive by what this returns.
   static tccl::Program program(const std::shared_ptr<const Call>& call);
-  /// Whether finish() may wait: a receive's device may not have come to it yet.
+  /// A receive's device may not have come to it yet.
   [[nodiscard]] bool may_finish_late() const noexcept {
     return staging_ && operations_.front().op == tccl::Op::recv;
   }
@@ -147,8 +147,9 @@ class Call {
   [[nodiscard]] std::optional<c10::Stream> output_stream() const {
     return staging_ ? std::optional(staging_->output_stream()) : std::nullopt;
   }
-  /// To be called once the operations are complete: brings results to their tensors.
-  void finish() const;
+  /// To be called once the operations are complete: brings results to their tensors. False if it is
+  /// to be called again; but that happens only if the call may finish late.
+  bool try_finish() const;
 
  private:
   struct Copy {

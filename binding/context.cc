@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "errors.h"
+#include "late_receives.h"
 #include "store.h"
 
 namespace torch_ccl {
@@ -62,6 +63,7 @@ void close_context() {
     context = std::move(holder().context);
   }
   if (context) context->close();
+  LateReceives::instance().close();  // their groups are closed now, so they end
 }
 
 }  // namespace torch_ccl

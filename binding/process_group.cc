@@ -78,12 +78,7 @@ ProcessGroupCCL::ProcessGroupCCL(const StorePtr& store, int rank, int size,
 // operations whose callbacks may need the GIL.
 ProcessGroupCCL::~ProcessGroupCCL() {
   const WithoutGil without_gil;
-  close();
-}
-
-void ProcessGroupCCL::close() noexcept {
   communicator_->close();
-  closed_->store(true, std::memory_order_relaxed);
 }
 
 void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
@@ -108,14 +103,14 @@ void run_to_its_end(tccl::Communicator& communicator, Call& arguments,
                     std::chrono::milliseconds timeout) {
   if (const tccl::Operation* operation = arguments.single();
       operation && communicator.try_run(*operation, timeout))
-    return arguments.finish();
+    return void(arguments.try_finish());
   const auto call = std::make_shared<const Call>(std::move(arguments));
   if (const tccl::Operation* operation = call->single()) {
     communicator.run(*operation, {.timeout = timeout, .keepalive = call});
   } else {
     communicator.run(Call::program(call), {.timeout = timeout, .keepalive = call});
   }
-  call->finish();
+  call->try_finish();
 }
 
 std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
@@ -147,7 +142,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
     } else if (asynchronous || in_batch) {
       const auto call = std::make_shared<const Call>(std::move(arguments));
       const auto operation = start(*communicator_, call, effective(timeout));
-      WorkCCL::follow(work, operation, {[call] { call->finish(); }, call->may_finish_late()});
+      WorkCCL::follow(work, operation, call);
     } else {
       run_to_its_end(*communicator_, arguments, effective(timeout));
       work->complete_unseen();
@@ -165,11 +160,12 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
 void ProcessGroupCCL::prepare_staging(Call& call, std::chrono::milliseconds timeout) const {
   // Weak, because calls may outlive the group. Signals are looked for less often: that takes the
   // GIL.
-  auto stop_if_asked = [group = std::weak_ptr(communicator_), closed = closed_,
+  // A collective is part of the group's close(), which waits for it; a receive is not.
+  auto stop_if_asked = [group = std::weak_ptr(communicator_), may_outlive = call.may_finish_late(),
                         operation = c10::str(call.method().name, " of group ", facts_.name),
                         next_poll = Clock::now() + kInterruptPeriod](bool needs_others) mutable {
     const auto communicator = group.lock();
-    if (!communicator || closed->load(std::memory_order_relaxed))
+    if (!communicator || (may_outlive && communicator->is_closed()))
       throw tccl::Error(tccl::Errc::aborted, "the group was closed meanwhile");
     if (needs_others) communicator->check_ranks(operation);
     if (const std::exception_ptr reason = communicator->error()) std::rethrow_exception(reason);
@@ -690,7 +686,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(
 
 void ProcessGroupCCL::shutdown() {
   if (native_) native_->shutdown();
-  close();
+  communicator_->close();
 }
 
 void ProcessGroupCCL::registerOnCompletionHook(Ledger::Hook&& hook) {

@@ -158,7 +158,6 @@ class ProcessGroupCCL final : public c10d::Backend {
   }
   WorkPtr launch_point_to_point(Call call);
   void prepare_staging(Call& call, std::chrono::milliseconds timeout) const;
-  void close() noexcept;
   [[nodiscard]] c10d::Backend* native_for(const at::Tensor& tensor) const;
   [[nodiscard]] c10d::Backend* native_for(const Tensors& tensors) const;
   template <class NativeCall>
@@ -177,8 +176,6 @@ class ProcessGroupCCL final : public c10d::Backend {
   GroupFacts facts_;
   const std::shared_ptr<tccl::Communicator> communicator_;
   const std::size_t staging_bytes_;  // of a piece
-  // For receives whose device is late: nobody waits for them any more. Relaxed: guards nothing.
-  const std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
   c10::intrusive_ptr<c10d::Backend> native_;
   at::DeviceType native_device_ = at::kCPU;  // of native_, if there is one
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();

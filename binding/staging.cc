@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <new>
 #include <thread>
 
@@ -17,9 +18,6 @@ namespace {
 
 // How long a call that has failed waits for copies that are still under way.
 constexpr std::chrono::milliseconds kPatience{100};
-// Between two looks at an event that has not come: at first, and at most.
-constexpr std::chrono::microseconds kShortNap{50};
-constexpr std::chrono::microseconds kLongNap{1000};
 
 c10::impl::VirtualGuardImpl guard_of(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
@@ -56,29 +54,33 @@ void copy(const at::Tensor& to, const at::Tensor& from) {
   to.copy_(from, /*non_blocking=*/true);
 }
 
-bool comes_by(const c10::Event& event, Clock::time_point deadline,
-              const std::function<void()>& stop_if_asked = nullptr) {
-  std::chrono::microseconds nap = kShortNap;
-  for (int looks = 0; !event.query(); ++looks) {
-    if (Clock::now() > deadline) return false;
-    if (looks < 100) {
-      std::this_thread::yield();
-      continue;
-    }
-    if (stop_if_asked) stop_if_asked();
-    std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, kLongNap);
+/// Looks again and again until `has_come` is true.
+template <class Look>
+void await_by_looking(const Look& has_come) {
+  for (int looks = 0; looks < 100; ++looks) {
+    if (has_come()) return;
+    std::this_thread::yield();
   }
-  return true;
+  const Naps naps;
+  while (!has_come()) naps.take();
 }
 
-bool overlap_anywhere(std::vector<Extent> extents) {
-  const auto begin = [](const Extent& extent) { return static_cast<const char*>(extent.data); };
-  std::ranges::sort(extents, {}, begin);
-  const auto overlaps = [&](const Extent& a, const Extent& b) {
-    return begin(a) + a.bytes > begin(b);
-  };
-  return std::ranges::adjacent_find(extents, overlaps) != extents.end();
+bool comes_soon(const c10::Event& event) {
+  const auto deadline = Clock::now() + kPatience;
+  await_by_looking([&] { return event.query() || Clock::now() > deadline; });
+  return event.query();
+}
+
+bool overlap(const Extent& a, const Extent& b) {
+  const auto* const begin_a = static_cast<const char*>(a.data);
+  const auto* const begin_b = static_cast<const char*>(b.data);
+  return begin_a < begin_b + b.bytes && begin_b < begin_a + a.bytes;
+}
+
+bool overlap_any(const std::vector<Extent>& some, const std::vector<Extent>& others) {
+  return std::ranges::any_of(some, [&](const Extent& a) {
+    return std::ranges::any_of(others, [&](const Extent& b) { return overlap(a, b); });
+  });
 }
 
 }  // namespace
@@ -95,11 +97,10 @@ Staging::Staging(at::Device device)
 Staging::~Staging() {
   if (!is_copying_) return;
   try {
-    const auto deadline = Clock::now() + kPatience;
     c10::Event all_in(device_.type());
     all_in.record(in_);
     done_.record(out_);
-    if (comes_by(all_in, deadline) && comes_by(done_, deadline)) return;
+    if (comes_soon(all_in) && comes_soon(done_)) return;
   } catch (const std::exception&) {  // a device that has failed is not to be trusted with memory
   }
   static_cast<void>(new (std::nothrow) std::pair(std::move(rooms_), std::move(kept_)));
@@ -115,21 +116,26 @@ void Staging::keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
 
 void Staging::prepare(std::span<const tccl::Operation> operations, Terms terms) {
   terms_ = std::move(terms);
-  const bool in_turn = operations.size() > 1 && rooms_overlap();
+  std::vector<Extent> written;  // by the operations before
   for (const tccl::Operation& operation : operations) {
-    const bool sees_results = in_turn && !stages_.empty();
+    bool sees_results = false;
+    if (operations.size() > 1) {
+      sees_results = overlap_any(on_device(read_by(operation, terms_.place)), written);
+      std::ranges::copy(on_device(written_by(operation, terms_.place)),
+                        std::back_inserter(written));
+    }
     for (Piece& piece : cut(operation, terms_.place, terms_.piece_bytes))
-      stages_.push_back({std::move(piece), c10::Event(device_.type()), sees_results});
+      stages_.push_back({std::move(piece), c10::Event(device_.type()),
+                         std::exchange(sees_results, false)});  // the others come behind it
   }
   issued_.record(guard_of(device_).getStream(device_));
 }
 
-bool Staging::rooms_overlap() const {
-  std::vector<Extent> extents;
-  for (const Room& room : rooms_)
-    if (const std::size_t bytes = room.device.nbytes(); bytes != 0)
-      extents.push_back({room.device.const_data_ptr(), bytes});
-  return overlap_anywhere(std::move(extents));
+std::vector<Extent> Staging::on_device(const std::vector<Extent>& on_host) const {
+  std::vector<Extent> there;
+  for (const Extent& extent : on_host)
+    if (extent.bytes != 0) there.push_back({part_at(extent).device.const_data_ptr(), extent.bytes});
+  return there;
 }
 
 std::uint32_t Staging::operations() const noexcept {
@@ -137,7 +143,7 @@ std::uint32_t Staging::operations() const noexcept {
 }
 
 void Staging::run(const tccl::Program::Run& run, const std::function<void()>& then) {
-  begin_copying();
+  begin_copying(/*needs_others=*/true);
   std::size_t brought = 0;
   for (std::size_t now = 0; now < stages_.size(); ++now) {
     if (brought == now) {
@@ -150,6 +156,8 @@ void Staging::run(const tccl::Program::Run& run, const std::function<void()>& th
     copy_back(stages_[now]);
   }
   end_copying(then);
+  await(done_);
+  is_copying_ = false;
 }
 
 void Staging::bring_inputs() {
@@ -159,18 +167,26 @@ void Staging::bring_inputs() {
   is_copying_ = false;
 }
 
-void Staging::return_outputs(const std::function<void()>& then) {
-  begin_copying();
-  for (const Stage& stage : stages_) copy_back(stage);
-  end_copying(then);
+// What is copied before the stream has come would be written also after this has failed.
+bool Staging::try_return_outputs(const std::function<void()>& then) {
+  if (deadline_ == Clock::time_point()) deadline_ = deadline_after(terms_.timeout);
+  if (!is_copying_) {
+    if (!has_come(issued_)) return false;
+    is_copying_ = true;
+    for (const Stage& stage : stages_) copy_back(stage);
+    end_copying(then);
+  }
+  if (!has_come(done_)) return false;
+  is_copying_ = false;
+  return true;
 }
 
-void Staging::begin_copying() {
+void Staging::begin_copying(bool needs_others) {
   deadline_ = deadline_after(terms_.timeout);
-  is_copying_ = true;
   // Without pinned memory a copy does not return before its stream has come to it, which may be
   // never. Nothing can end that wait, but this one.
-  if (!is_pinned_) await(issued_);
+  if (!is_pinned_) await(issued_, needs_others);
+  is_copying_ = true;
   issued_.block(in_);
   issued_.block(out_);
 }
@@ -184,8 +200,6 @@ void Staging::end_copying(const std::function<void()>& then) {
   const c10::StreamGuard on_stream(out_);
   then();
   done_.record(out_);
-  await(done_);
-  is_copying_ = false;
 }
 
 Staging::Room Staging::part_at(const Extent& extent) const {
@@ -220,17 +234,24 @@ void Staging::copy_back(const Stage& stage) {
 }
 
 void Staging::await(const c10::Event& event, bool needs_others) const {
-  const std::string who = c10::str(device_, " of rank ", terms_.place.rank);
+  await_by_looking([&] { return has_come(event, needs_others); });
+}
+
+bool Staging::has_come(const c10::Event& event, bool needs_others) const {
+  if (event.query()) return true;
+  const auto who = [this] { return c10::str(device_, " of rank ", terms_.place.rank); };
+  if (Clock::now() > deadline_)
+    throw tccl::Error(tccl::Errc::timeout,
+                      c10::str(who(), " has not come to this operation in ", terms_.timeout.count(),
+                               " ms: what its stream was given before is not finished"));
   try {
-    if (comes_by(event, deadline_, [&] { terms_.stop_if_asked(needs_others); })) return;
+    terms_.stop_if_asked(needs_others);
   } catch (const tccl::Error& error) {  // of another rank, which may have waited for this one
     throw tccl::Error(error.code(),
-                      c10::str(error.what(), " (", who, " had not come to this operation yet)"),
+                      c10::str(error.what(), " (", who(), " had not come to this operation yet)"),
                       error.ranks());
   }
-  throw tccl::Error(tccl::Errc::timeout,
-                    c10::str(who, " has not come to this operation in ", terms_.timeout.count(),
-                             " ms: what its stream was given before is not finished"));
+  return false;
 }
 
 }  // namespace torch_ccl

@@ -67,7 +67,10 @@ class Staging {
   // ---- messages, which are sent as soon as they are started
 
   void bring_inputs();
-  void return_outputs(const std::function<void()>& then);
+  /// Does not wait; true when what has come is on the device. To be repeated until then. Until the
+  /// stream has come to the call, which the first of these calls gives the call's timeout for,
+  /// nothing is written.
+  bool try_return_outputs(const std::function<void()>& then);
 
  private:
   /// The same bytes here and there.
@@ -77,17 +80,19 @@ class Staging {
   struct Stage {
     Piece piece;
     c10::Event arrived;
-    bool sees_results;  // of the stages before it: they are of other operations on the same memory
+    bool sees_results;  // of the stages before it: its operation reads what others write
   };
 
-  [[nodiscard]] bool rooms_overlap() const;
-  void begin_copying();
+  [[nodiscard]] std::vector<Extent> on_device(const std::vector<Extent>& on_host) const;
+  void begin_copying(bool needs_others = false);
   void await_results();
   [[nodiscard]] Room part_at(const Extent& extent) const;
   void copy_in(Stage& stage);
   void copy_back(const Stage& stage);
   void end_copying(const std::function<void()>& then);
   void await(const c10::Event& event, bool needs_others = false) const;
+  /// Throws if it is not to be waited for any longer.
+  [[nodiscard]] bool has_come(const c10::Event& event, bool needs_others = false) const;
 
   const at::Device device_;
   const c10::Stream in_;

@@ -10,6 +10,7 @@
 #include "context.h"
 #include "errors.h"
 #include "gil.h"
+#include "late_receives.h"
 
 namespace torch_ccl {
 namespace {
@@ -41,6 +42,14 @@ class TitleForProfiler {
 std::optional<std::vector<at::Tensor>> tensors_for_profiler(const Call& call) {
   if (!at::hasCallbacks()) return std::nullopt;
   return std::vector<at::Tensor>(call.inputs().begin(), call.inputs().end());
+}
+
+void fail_quietly(c10::ivalue::Future& future, std::exception_ptr error) noexcept {
+  try {
+    future.setErrorIfNeeded(std::move(error));
+  } catch (const std::exception& e) {
+    TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
+  }
 }
 
 c10d::WorkResult result_of(const std::exception_ptr& error) {
@@ -78,11 +87,12 @@ void WorkCCL::release_resources() {
 }
 
 void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
-                     const std::shared_ptr<tccl::Work>& operation, Finalizer finalizer) {
+                     const std::shared_ptr<tccl::Work>& operation,
+                     std::shared_ptr<const Call> call) {
   {
     const std::lock_guard lock(work->mutex_);
     work->operation_ = operation;
-    work->is_late_ = finalizer.may_wait;
+    work->may_be_late_ = call->may_finish_late();
   }
   // Everything but a receive goes on also if nobody holds the Work. Until complete() lets go of the
   // operation, that makes a circle of operation, callback and work.
@@ -90,29 +100,27 @@ void WorkCCL::follow(const c10::intrusive_ptr<WorkCCL>& work,
       work->opType_ == c10d::OpType::RECV || work->opType_ == c10d::OpType::RECVANYSOURCE;
   operation->on_done([held = is_receive ? nullptr : work, seen = c10::weak_intrusive_ptr(work),
                       source = operation.get(),  // alive while its callbacks run
-                      threads = std::weak_ptr(context()), finalizer = std::move(finalizer)] {
-    auto settle = [held, seen, error = as_torch(source->error()), run = finalizer.run]() mutable {
-      if (!error) {
-        try {
-          run();
-        } catch (...) {
-          error = as_torch(std::current_exception());
-        }
-      }
-      if (const auto found = seen.lock()) found->complete(error);
-    };
-    const auto pool = finalizer.may_wait ? threads.lock() : nullptr;
-    if (pool && !source->error()) {
-      pool->submit(std::move(settle));
-    } else {
-      settle();
-    }
+                      call = std::move(call)] {
+    if (try_settle(seen, as_torch(source->error()), *call)) return;
+    LateReceives::instance().add([seen, call] { return try_settle(seen, nullptr, *call); });
   });
+}
+
+bool WorkCCL::try_settle(const c10::weak_intrusive_ptr<WorkCCL>& work, std::exception_ptr error,
+                         const Call& call) noexcept {
+  try {
+    if (!error && !call.try_finish()) return false;
+  } catch (...) {
+    error = as_torch(std::current_exception());
+  }
+  if (const auto found = work.lock()) found->complete(error);
+  return true;
 }
 
 void WorkCCL::complete(const std::exception_ptr& error) noexcept {
   std::shared_ptr<tccl::Work> finished;  // let go of outside the lock
   FuturePtr future;
+  c10::intrusive_ptr<WorkCCL> self;  // the same
   {
     const std::lock_guard lock(mutex_);
     // Before anybody can see that it is complete: whoever waited may end the profiler, which then
@@ -130,7 +138,10 @@ void WorkCCL::complete(const std::exception_ptr& error) noexcept {
   finish(error);
   // After the Future: a hook or callback may wait for that.
   if (!future) return announce();
-  if (is_late_) mark(*future);
+  if (!may_be_late_) return;
+  mark(*future);
+  const std::lock_guard lock(mutex_);
+  self = std::move(self_);
 }
 
 void WorkCCL::complete_unseen() noexcept {
@@ -247,8 +258,11 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
   auto future = future_;
   const auto operation = operation_;
+  if (operation && may_be_late_) {  // complete() marks it
+    self_ = c10::intrusive_ptr<WorkCCL>::reclaim_copy(this);
+    return future;
+  }
   lock.unlock();
-  if (operation && is_late_) return future;  // complete() marks it
   if (operation) {
     operation->on_done_in_order(
         [work = c10::intrusive_ptr<WorkCCL>::reclaim_copy(this), future] { work->mark(*future); });
@@ -268,7 +282,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFutureResult() {
   return future;
 }
 
-void WorkCCL::mark(c10::ivalue::Future& future) {
+void WorkCCL::mark(c10::ivalue::Future& future) noexcept {
   std::exception_ptr error;
   bool announces = false;
   {
@@ -289,7 +303,7 @@ void WorkCCL::mark(c10::ivalue::Future& future) {
     }
   } catch (const std::exception& e) {  // from a callback; the operation itself is fine
     TORCH_WARN("ccl: a callback of a collective's Future threw: ", e.what());
-    if (!future.completed()) future.setErrorIfNeeded(std::current_exception());  // or the device
+    fail_quietly(future, std::current_exception());  // unless it is complete: it was the device
   }
   if (announces) announce();
 }
@@ -353,12 +367,11 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFuture() {
   // A Future of its own: one that collectAll() makes knows no devices, nor does what follows it.
   auto all = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
   c10::collectAll(futures)->addCallback([all, futures, tensors = result()](c10::ivalue::Future&) {
-    try {
-      for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures) future->waitAndThrow();
-      all->markCompleted(c10::IValue(tensors));
-    } catch (...) {
-      all->setErrorIfNeeded(std::current_exception());
-    }
+    // It comes with the first error already. Nothing must wait here.
+    for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures)
+      if (future->hasError()) return all->setError(future->exception_ptr());
+    for (const c10::intrusive_ptr<c10::ivalue::Future> future : futures) future->wait();
+    all->markCompleted(c10::IValue(tensors));
   });
   return all;
 }

@@ -26,14 +26,10 @@ class WorkCCL final : public c10d::Work {
           const std::shared_ptr<tccl::Communicator>& communicator, std::shared_ptr<Ledger> ledger);
   ~WorkCCL() override;
 
-  /// What is left to do after success, before the outcome is known.
-  struct Finalizer {
-    std::function<void()> run;
-    bool may_wait;  // then it runs on a thread of its own
-  };
-  /// Makes `work` complete when `operation` is.
+  /// Makes `work` complete when `operation` is and `call` is finished.
   static void follow(const c10::intrusive_ptr<WorkCCL>& work,
-                     const std::shared_ptr<tccl::Work>& operation, Finalizer finalizer);
+                     const std::shared_ptr<tccl::Work>& operation,
+                     std::shared_ptr<const Call> call);
   /// Called once, by whoever completed the operation.
   void complete(const std::exception_ptr& error) noexcept;
   /// The same, after success, for a Work that nobody else has seen: without locks.
@@ -63,9 +59,12 @@ class WorkCCL final : public c10d::Work {
   using Time = std::chrono::steady_clock::time_point;
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
+  /// False if it has to be tried again.
+  static bool try_settle(const c10::weak_intrusive_ptr<WorkCCL>& work, std::exception_ptr error,
+                         const Call& call) noexcept;
   void await(tccl::Work& operation, Clock::time_point deadline);
   void await_outcome(std::unique_lock<std::mutex>& lock, Clock::time_point deadline);
-  void mark(c10::ivalue::Future& future);
+  void mark(c10::ivalue::Future& future) noexcept;
   void mark_result(c10::ivalue::Future& future) const noexcept;
   void announce() noexcept;
   void call_hook() const noexcept;
@@ -81,8 +80,9 @@ class WorkCCL final : public c10d::Work {
 
   // Guarded by mutex_ of the base class, as is its exception_.
   bool outcome_known_ = false;
-  bool is_late_ = false;  // the outcome may be known long after the operation is complete
-  bool announcing_is_left_ = false;  // to whoever marks the Future
+  bool may_be_late_ = false;  // its outcome may be known long after the operation is complete
+  c10::intrusive_ptr<WorkCCL> self_;  // so that a Future keeps such a Work until then
+  bool announcing_is_left_ = false;   // to whoever marks the Future
   bool result_announced_ = false;
   Time finished_;
   int source_ = -1;

@@ -48,9 +48,6 @@ class TCCL_API Context {
   /// have agreed on it.
   [[nodiscard]] virtual std::size_t staging_bytes() const noexcept = 0;
 
-  /// Runs it soon, on a thread on which it may wait. close() joins that thread.
-  virtual void submit(std::function<void()> job) = 0;
-
   /// Says goodbye to all peers and joins all threads. Communicators still open are aborted.
   virtual void close() noexcept = 0;
 };
@@ -142,6 +139,9 @@ class TCCL_API Communicator {
   /// Throws if the communicator is dead, or a rank without which `operation` cannot end: for the
   /// body of a program that waits for something else meanwhile.
   virtual void check_ranks(const std::string& operation) const = 0;
+
+  /// Whether close() has been called, here or by the context.
+  [[nodiscard]] virtual bool is_closed() const noexcept = 0;
 
   /// Every operation that is waiting, here and on all other ranks, fails at once.
   virtual void abort(const std::string& reason) noexcept = 0;

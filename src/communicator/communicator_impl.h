@@ -44,6 +44,9 @@ class CommunicatorImpl final : public Communicator, private LaneExecutor {
   }
   [[nodiscard]] std::exception_ptr error() const noexcept override;
   void check_ranks(const std::string& operation) const override;
+  [[nodiscard]] bool is_closed() const noexcept override {
+    return closed_.load(std::memory_order_relaxed);
+  }
   void abort(const std::string& reason) noexcept override;
   void close() noexcept override;
   /// Closes it, after an abort only if something is under way: a normal exit disturbs nobody.

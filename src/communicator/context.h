@@ -38,7 +38,6 @@ class ContextImpl final : public Context {
   [[nodiscard]] std::size_t staging_bytes() const noexcept override {
     return settings_.staging_bytes;
   }
-  void submit(std::function<void()> job) override { drivers_->submit(std::move(job)); }
   void close() noexcept override;
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }

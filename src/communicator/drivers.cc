@@ -40,11 +40,7 @@ struct Drivers::Pool {
 Drivers::Drivers() : pool_(std::make_shared<Pool>()) {}
 
 void Drivers::submit(std::function<void()> job) {
-  std::unique_lock lock(pool_->mutex);
-  if (pool_->stopping) {
-    lock.unlock();
-    return job();
-  }
+  const std::lock_guard lock(pool_->mutex);
   pool_->jobs.push_back(std::move(job));
   if (pool_->idle >= pool_->jobs.size()) return pool_->wake.notify_one();
   try {

@@ -14,8 +14,7 @@ class Drivers {
  public:
   Drivers();
   ~Drivers() { stop(); }
-  /// If no thread can be made the job stays queued for the next one that is free. After stop() the
-  /// caller runs it.
+  /// If no thread can be made the job stays queued for the next one that is free.
   void submit(std::function<void()> job);
   /// Joins all threads (but the calling one). Their jobs must be able to end.
   void stop() noexcept;

@@ -9,8 +9,11 @@ check says how it came out.
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -180,6 +183,16 @@ def without_pinned_memory(rank, size):
 @check
 def a_peer_that_dies_while_copies_are_under_way(rank, size):
     """Rank 1; see DYING."""
+    die_in_all_reduce(rank)
+
+
+@check
+def a_peer_that_dies_where_no_memory_can_be_pinned(rank, size):
+    torch.standin.refuse_pinned(True)
+    die_in_all_reduce(rank)
+
+
+def die_in_all_reduce(rank):
     tensor = delayed(rank, delay_ms=LONG_MS)
     if rank == 1:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -375,6 +388,72 @@ def a_receive_waits_for_its_stream_elsewhere(rank, size):
     assert time.monotonic() - start < late_ms / 2000 and not work.is_completed()
     doubled = future.then(lambda f: f.value()[0] * 2).wait()
     assert work.is_completed() and (into.cpu() == 5).all() and (doubled.cpu() == 10).all()
+
+
+@check
+def a_future_is_enough_to_keep_a_receive(rank, size):
+    """Nobody else holds it, whether the message is there already or not."""
+    value = torch.full((1000,), 5.0, device=device_of(rank))
+    for is_there in (True, False):
+        if rank == 0:
+            time.sleep(0 if is_there else 0.5)
+            dist.send(value, 1)
+        else:
+            time.sleep(0.5 if is_there else 0)
+            into = delayed(rank, delay_ms=200)
+            dist.irecv(into, 0).get_future().wait()
+            assert (into.cpu() == 5).all()
+
+
+@check
+def a_receive_that_has_failed_writes_nothing_later(rank, size):
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        dist.send(torch.full((1000,), 5.0), 1, group=group)
+    else:
+        into = delayed(rank, delay_ms=3000)
+        with fails("standin:1 of rank 1 has not come", within_s=10):
+            dist.irecv(into, 0, group=group).wait()
+        torch.standin.synchronize(rank)
+        into.fill_(-1)
+        time.sleep(0.5)
+        assert (into.cpu() == -1).all()
+    dist.barrier()  # the group lives
+
+
+@check
+def a_receive_whose_stream_does_not_come_ends_with_the_process(rank, size):
+    """It leaves no group in order, and exits."""
+    code = f"""
+import datetime, os, time, torch, torch.distributed as dist
+dist.init_process_group("ccl", init_method="file://{{}}", rank={rank}, world_size={size})
+if {rank} == 0:
+    dist.send(torch.ones(10), 1)
+    time.sleep(3)
+else:
+    into = torch.zeros(10, device="standin:1")
+    torch.standin.synchronize(1)
+    torch.standin.set_delay_ms({LONG_MS})
+    into.copy_(torch.ones(10), non_blocking=True)
+    work = dist.irecv(into, 0)
+    try:
+        work.wait(datetime.timedelta(seconds=1))
+    except dist.DistBackendError:
+        print("given up", flush=True)
+    import torch_ccl
+    torch_ccl._C._close()  # at exit; then the device itself waits for its stream
+    print("closed", flush=True)
+    os._exit(0)
+"""
+    store = [tempfile.mkdtemp() + "/store" if rank == 0 else None]
+    dist.broadcast_object_list(store, src=0)
+    start = time.monotonic()
+    words = [sys.executable, "-c", code.format(store[0])]
+    said = subprocess.run(words, check=True, timeout=40, stdout=subprocess.PIPE, text=True).stdout
+    assert said.split("\n")[:-1] == ([] if rank == 0 else ["given up", "closed"]), said
+    assert time.monotonic() - start < LONG_MS / 1000
+    if rank == 0:
+        shutil.rmtree(Path(store[0]).parent)
 
 
 @check
@@ -591,7 +670,7 @@ def a_native_backend_that_throws_ends_the_batch(rank, size):
 
 
 #: In which a rank ends without a word.
-DYING = {"a_peer_that_dies_while_copies_are_under_way": 1}
+DYING = {name: 1 for name in CHECKS if name.startswith("a_peer_that_dies")}
 
 
 def run_check(name: str) -> None:

@@ -30,6 +30,14 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
 MVAPICH = {name.replace("OMPI_", "MV2_"): value for name, value in OPEN_MPI.items()}
+PALS = {
+    "PALS_RANKID": "5",
+    "PALS_LOCAL_RANKID": "1",
+    "PMI_RANK": "5",
+    "PMI_SIZE": "6",
+    "PMI_LOCAL_RANK": "1",
+    "PMI_LOCAL_SIZE": "2",
+}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
 STEP = {
     **BATCH,
@@ -64,6 +72,8 @@ STEP = {
         ({"WORLD_SIZE": "2"}, "-/2 - -/-"),
         (OPEN_MPI, "5/6 1 5/6"),
         (MVAPICH, "5/6 1 5/6"),
+        (PALS, "5/6 1 5/6"),
+        ({name: value for name, value in PALS.items() if name != "PMI_RANK"}, "5/6 1 5/6"),
         # a batch script is no task of a step, and waits for nobody
         (BATCH, "-/- - -/-"),
         (STEP, "2/4 0 2/4"),
@@ -71,6 +81,8 @@ STEP = {
         ({**STEP, **HYDRA}, "2/8 0 2/8"),
         ({**STEP, **TORCHRUN}, "3/4 1 3/4"),
         ({**STEP, **OPEN_MPI}, "5/6 1 5/6"),
+        ({**STEP, **PALS}, "5/6 1 5/6"),
+        ({**PALS, **TORCHRUN}, "3/4 1 5/6"),
         # not numbers
         ({"RANK": "", "WORLD_SIZE": ""}, "/ - -/-"),
         ({"PMI_RANK": "-1", "PMI_SIZE": "two"}, "-/- - -1/two"),
@@ -119,6 +131,8 @@ def test_import_without_launcher_adds_nothing():
         (STEP, (2, 4, 0, 2, "Slurm", "")),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "3,1"}, (2, 4, 0, 1, "Slurm", "")),
         (OPEN_MPI, (5, 6, 1, 2, "Open MPI", "")),
+        (MVAPICH, (5, 6, 1, 2, "MVAPICH", "")),
+        (PALS, (5, 6, 1, 2, "PALS", "")),
         ({**TORCHRUN, "MASTER_PORT": "1"}, (3, 4, 1, 4, "environment", "node1:1")),
         (BY_HAND, (3, 4, 3, 4, "environment", "")),
     ],
@@ -170,6 +184,7 @@ ON_TWO_HOSTS = [
     {"RANK": "1", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"},
     HYDRA,
     OPEN_MPI,
+    PALS,
     STEP,
     {"SLURM_STEP_NUM_NODES": "2"},
 ]

@@ -4,7 +4,7 @@ import json
 import socket
 
 import pytest
-from ranks import run_script
+from ranks import BOUND_S, run_script, start_script
 from torch.distributed import TCPStore
 from torch_ccl import launchers, meeting_point, said_point
 
@@ -117,6 +117,25 @@ def test_import_by_torch_adds_nothing():
     assert added("import torch, torch_ccl", PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="0") == (
         expected
     )
+
+
+DEFAULT_THAT_IS_NO_TEXT = """
+import os, torch_ccl
+os.environ["RANK"] = os.environ.get("PMI_RANK", -1)
+os.environ["WORLD_SIZE"] = os.environ.get("PMI_SIZE", -1)
+print(os.environ["RANK"], os.environ["WORLD_SIZE"])
+"""
+
+
+def test_a_default_that_is_no_text():
+    """Scripts for Intel's package have it. It is not needed where somebody says the rank; where
+    nobody does, it is Python that does not take it."""
+    assert run_script(DEFAULT_THAT_IS_NO_TEXT, **BY_HAND) == "3 4\n"
+    assert run_script(DEFAULT_THAT_IS_NO_TEXT, **OPEN_MPI) == "5 6\n"
+    alone = start_script(DEFAULT_THAT_IS_NO_TEXT)
+    _, err = alone.communicate(timeout=BOUND_S)
+    assert alone.returncode == 1
+    assert err.splitlines()[-1] == "TypeError: str expected, not int"
 
 
 def test_import_without_launcher_adds_nothing():

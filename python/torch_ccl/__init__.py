@@ -1,14 +1,14 @@
 """The backend "ccl" of torch.distributed: collective communication on CPUs.
 
     import torch.distributed as dist
-    import torch_ccl  # optional: torch finds the backend by itself
+    import torch_ccl  # under torchrun optional: torch finds the backend by itself
 
     dist.init_process_group("ccl")
 
 There are two ways in. Somebody imports this module: the extension is loaded, the backend registered
 and what the launcher said about rank and size completed in os.environ. Or torch does, at the end of
 `import torch`, through the entry point `torch.backends`: then only a name is registered, and the
-rest happens when a group is made.
+rest happens when a group is made, of ranks that torch has brought together by what is set already.
 """
 
 import os

@@ -5,24 +5,27 @@ In fresh interpreters, for the variable counts when torch is imported.
 
 from pathlib import Path
 
+import pytest
 from launching import free_port
 from ranks import BOUND_S, start_script
 
 RANK = f"""
 import faulthandler, sys
 faulthandler.dump_traceback_later({BOUND_S - 10}, exit=True)
-import torch.distributed as dist
-assert "__wrapped__" in vars(dist.ProcessGroupGloo), "gloo is not replaced"
+{{before}}
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import server_calls
+{{after}}
 server_calls.serve(*map(int, sys.argv[1:]))
 """
 
 
-def run_servers(**environment: str) -> list[tuple[int, str]]:
-    """Exit codes of two ranks and what they said."""
+def run_servers(before: str = "", after: str = "", **environment: str) -> list[tuple[int, str]]:
+    """Exit codes of two ranks and what they said; a rank may do something before it imports what
+    makes the calls, and after."""
     ports = str(free_port()), str(free_port())
-    ranks = [start_script(RANK, str(rank), *ports, **environment) for rank in range(2)]
+    script = RANK.format(before=before, after=after)
+    ranks = [start_script(script, str(rank), *ports, **environment) for rank in range(2)]
     try:
         said = [rank.communicate(timeout=BOUND_S) for rank in ranks]
     finally:
@@ -31,12 +34,28 @@ def run_servers(**environment: str) -> list[tuple[int, str]]:
     return [(rank.returncode, err) for rank, (_, err) in zip(ranks, said, strict=True)]
 
 
+BY_TORCH_ALONE = """
+import torch.distributed as dist
+assert "__wrapped__" in vars(dist.ProcessGroupGloo), "import torch has not replaced gloo"
+"""
+
+
 def test_calls_of_servers():
-    for code, said in run_servers(CCL_REPLACE="gloo"):
+    for code, said in run_servers(before=BY_TORCH_ALONE, CCL_REPLACE="gloo"):
         assert code == 0, said
 
 
-def test_without_the_variable():
-    """It is what makes the difference."""
-    for code, said in run_servers(CCL_REPLACE=""):
-        assert code == 1 and "gloo is not replaced" in said
+@pytest.mark.parametrize(
+    "after, assertion",
+    [
+        ("", "assert is_ours(group)"),
+        ("server_calls.is_ours = lambda group: True", "AssertionError: ccl has carried nothing"),
+    ],
+    ids=["whose group it is", "who has carried something"],
+)
+def test_without_the_variable(after, assertion):
+    """It is what makes the difference: each of the two assertions fails by itself."""
+    ranks = run_servers(after=after, CCL_REPLACE="")
+    assert all(code for code, _ in ranks), ranks
+    # The rank that comes second may find the other gone already.
+    assert any(assertion in said for _, said in ranks), ranks

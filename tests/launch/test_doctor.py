@@ -110,6 +110,7 @@ CASES = [
     ("workers", {"environment": {**TWO_RANKS, **PINNED}}, OK, "2,3,6,7"),
     ("workers", {"environment": PINNED}, OK, "2,3,6,7"),  # no job: any number of ranks
     ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "need 2 cores, not 4"),
+    ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "torch-ccl info shows them"),
     ("workers", {"environment": {**TWO_RANKS, "CCL_WORKER_AFFINITY": "1-3"}}, WARNING, "dealt out"),
     ("workers", {"environment": {"CCL_WORKER_AFFINITY": "90"}}, WARNING, "no core 90"),
     ("workers", {"environment": {"CCL_WORKER_AFFINITY": "x"}}, PROBLEM, "auto or cores"),
@@ -130,7 +131,7 @@ CASES = [
         "workers",
         {"environment": {**TWO_RANKS, "I_MPI_PIN_DOMAIN": "[0x3,0xC,0xF0]"}},
         WARNING,
-        "3 masks for 2 ranks",
+        "3 masks for 2 ranks -> give each rank one mask",
     ),
     ("libfabric", {}, OK, "libfabric 1.17"),
     ("libfabric", {"environment": {"CCL_ATL_PROVIDER": "verbs"}}, OK, "verbs is used"),
@@ -160,6 +161,7 @@ CASES = [
     ("settings", {}, OK, "all are defaults"),
     ("settings", {"library_info": lambda: setting_rows(CCL_X="1")}, OK, "set: CCL_X"),
     ("settings", {"library_info": raising(SettingError("CCL_X=y: wrong"))}, PROBLEM, "CCL_X=y"),
+    ("settings", {"library_info": raising(SettingError("wrong"))}, PROBLEM, "torch-ccl info"),
     ("unknown settings", {"environment": {"CCL_SHARED_BYTES": "1G", "CCL_ROOT": "/"}}, OK, "none"),
     (
         "unknown settings",
@@ -183,6 +185,7 @@ def test_check(machine, name, facts, level, part):
     assert part in f"{finding.found} -> {finding.advice}"
     assert bool(finding.advice) == (level != OK)
     assert "\n" not in finding.found + finding.advice
+    assert "docs/" not in finding.advice, "who has the wheel has no such file"
 
 
 def test_every_check_has_cases():

@@ -242,9 +242,15 @@ def check_workers(machine: Machine) -> Finding:
         listed = [] if affinity == "auto" else parse_list(affinity)
     except ValueError:
         return Finding(PROBLEM, found, "CCL_WORKER_AFFINITY is auto or cores, such as 0,1,28-31")
-    why = _workers_disagree(count, listed, machine) or _domains_disagree(listed, machine)
-    if why:
-        return Finding(WARNING, f"{found}: {why}", "see docs/settings.md for both")
+    if why := _workers_disagree(count, listed, machine):
+        advice = (
+            "list CCL_WORKER_COUNT cores for each rank of this host in CCL_WORKER_AFFINITY, "
+            "or unset both; torch-ccl info shows them"
+        )
+        return Finding(WARNING, f"{found}: {why}", advice)
+    if why := _domains_disagree(listed, machine):
+        advice = "give each rank one mask, and its workers no core in the mask of another"
+        return Finding(WARNING, f"{found}: {why}", advice)
     return Finding(OK, found)
 
 
@@ -318,7 +324,8 @@ def check_settings(machine: Machine) -> Finding:
     try:
         rows = machine.library_info()["settings"]
     except known_settings.SettingError as problem:
-        return Finding(PROBLEM, str(problem), "see docs/settings.md")
+        advice = "correct it, or unset it: then torch-ccl info shows the default"
+        return Finding(PROBLEM, str(problem), advice)
     set_by_user = [row["name"] for row in rows if row["is_set"]]
     return Finding(OK, f"set: {', '.join(set_by_user)}" if set_by_user else "all are defaults")
 

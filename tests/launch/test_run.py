@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from launching import clean_environment
 from over_hosts import write_ssh
 from torch_ccl.agent.cores import Core, cores, list_text, parse_list, shares
 from torch_ccl.cli import host_agent
-from torch_ccl.cli.run import lay_out, with_one_name_for_this_host
+from torch_ccl.cli.run import DEFAULT_RSH, lay_out, with_one_name_for_this_host
 from torch_ccl.endings import GRACE_S, End, Process, Tail, first_to_fail
 from virtual import KINDS, Host, enter_namespace, virtual_hosts
 
@@ -696,13 +697,43 @@ def test_no_rank_survives_the_command_on_another_host(over_hosts, script):
         await_gone(pids_of(said))
 
 
-def test_an_unreachable_host_is_named(over_hosts, tmp_path, script):
+def advice(host: str, *rsh: str) -> str:
+    trial = shlex.join([*rsh, host, f"{sys.executable} -V"])
+    return f"; check --hosts, and that this works without a password: {trial}"
+
+
+def test_an_unreachable_host_is_named(hosts, over_hosts, tmp_path, script):
     path = script(TELL)
     with over_hosts("-n", "3", "--hosts", "h1,h2,h9", path) as command:
         assert command.finish(bound_s=10) == 1
     assert command.said() == []
-    lines = command.err.splitlines()
-    assert lines == ["torch-ccl run: host h9 cannot be reached: there is no host h9"]
+    reason = "torch-ccl run: host h9 cannot be reached: there is no host h9"
+    (line,) = command.err.splitlines()
+    assert line == reason + advice("h9", str(hosts[0].ssh))
+    # What it tells to try works with a host that is there.
+    trial = shlex.split(line.rpartition(": ")[2].replace("h9", "h2"))
+    assert subprocess.check_output(trial, text=True, timeout=BOUND_S).startswith("Python 3")
+
+
+@pytest.mark.parametrize("rsh", [DEFAULT_RSH, "ssh -p 2222 -o BatchMode=yes"])
+def test_a_host_whose_name_nobody_knows(tmp_path, script, rsh):
+    """What ssh says is passed on; the advice has the command that was used."""
+    host = "no-such-host.invalid"
+    options = [] if rsh == DEFAULT_RSH else ["--rsh", rsh]
+    command = run(tmp_path, "-n", "1", "--hosts", host, *options, script(TELL))
+    assert command.process.exitcode == 1
+    (line,) = command.err.splitlines()
+    assert line.startswith(f"torch-ccl run: host {host} cannot be reached: ssh: Could not resolve")
+    assert line.endswith(advice(host, *shlex.split(rsh)))
+
+
+def test_no_ssh(tmp_path, script):
+    command = run(tmp_path, "-n", "1", "--hosts", "h9", "--rsh", "no-ssh -x", script(TELL))
+    assert command.process.exitcode == 1
+    assert command.err.splitlines() == [
+        "torch-ccl run: host h9 cannot be reached: no-ssh: No such file or directory; "
+        "install it, or name another command by --rsh"
+    ]
 
 
 @pytest.mark.slow
@@ -712,7 +743,7 @@ def test_a_host_that_never_answers(tmp_path, script):
     )
     assert command.process.exitcode == 1
     expected = "torch-ccl run: host h9 does not answer within 30 s"
-    assert command.err.splitlines() == [expected]
+    assert command.err.splitlines() == [expected + advice("h9", "sh", "-c", "exec sleep 1000")]
 
 
 @pytest.mark.slow

@@ -63,9 +63,10 @@ class HostAgent:
         self.hello: dict = {}
         self.master: str | None = None
         self.frames = Frames()
+        self._rsh = rsh
         self.errors = b""  # what ssh or the agent itself says, as far as it has not been shown
         self.process = subprocess.Popen(
-            self._words(rsh),
+            self._words(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -73,14 +74,22 @@ class HostAgent:
             start_new_session=True,  # Ctrl-C is for this process, which passes it on
         )
 
-    def _words(self, rsh: list[str]) -> list[str]:
+    def _words(self) -> list[str]:
         words = [sys.executable, "-I", "-S", str(AGENT)]
         if self.here:
             return words
         # Python itself may need it to start; all else goes through the agent's stdin.
         libraries = os.environ.get("LD_LIBRARY_PATH")
         setting = ["env", f"LD_LIBRARY_PATH={libraries}"] if libraries else []
-        return [*rsh, self.host, shlex.join([*setting, *words])]
+        return [*self._rsh, self.host, shlex.join([*setting, *words])]
+
+    @property
+    def advice(self) -> str:
+        """What to look at if it does not answer; it may be ssh, or Python on that host."""
+        if self.here:
+            return ""
+        trial = shlex.join([*self._rsh, self.host, shlex.join([sys.executable, "-V"])])
+        return f"; check --hosts, and that this works without a password: {trial}"
 
     @property
     def name(self) -> str:

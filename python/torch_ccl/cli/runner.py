@@ -41,7 +41,7 @@ NOT_IN_TIME = 124  # as timeout(1) says it
 
 
 class CannotStart(Exception):
-    """One line that says why; it names the host."""
+    """One line that says why and what to change; it names the host."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,12 @@ class Runner:
 
     def _start(self) -> None:
         for host, ranks in self._job.hosts.items():
-            agent = HostAgent(host, ranks, self._job.rsh)
+            try:
+                agent = HostAgent(host, ranks, self._job.rsh)
+            except OSError as problem:
+                reason = f"{problem.filename}: {problem.strerror}"
+                advice = "install it, or name another command by --rsh"
+                raise CannotStart(f"host {host} cannot be reached: {reason}; {advice}") from None
             self._agents.append(agent)
             self._speaking.add(agent)
             out, err = agent.process.stdout, agent.process.stderr
@@ -149,7 +154,9 @@ class Runner:
             if self._stopped_by:
                 raise CannotStart(f"stopped by {signal_name(self._stopped_by)}")
             if time.monotonic() > end:
-                raise CannotStart(f"host {missing[0].host} does not answer within {ANSWER_S:g} s")
+                silent = missing[0]
+                reason = f"host {silent.host} does not answer within {ANSWER_S:g} s"
+                raise CannotStart(reason + silent.advice)
             self._step()
 
     def _find_master(self) -> None:
@@ -278,7 +285,7 @@ class Runner:
         """It has nothing more to say; that is right if all of its ranks have ended."""
         if not agent.hello:
             reason = agent.read_errors(LAST_ERROR_S) or "no answer"
-            raise CannotStart(f"host {agent.host} cannot be reached: {reason}")
+            raise CannotStart(f"host {agent.host} cannot be reached: {reason}{agent.advice}")
         if agent.running and not self._ending:
             ranks = ", ".join(map(str, sorted(agent.running)))
             self._problem = f"the connection to host {agent.name} is lost, and with it rank {ranks}"

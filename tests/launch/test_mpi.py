@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launching import INTEL_MPI, MPICH, OPEN_MPI, OPEN_MPI_OPTIONS, clean_environment
+from launching import INTEL_MPI, MPICH, OPEN_MPI, OPEN_MPI_OPTIONS, clean_environment, free_port
 
 BOUND_S = 90
 
@@ -162,6 +162,32 @@ def test_all_are_told_why_rank_0_cannot_serve(mpi):
     assert job.returncode != 0 and f"MASTER_PORT={port} is taken on " in out, out
 
 
+FIXES_PORT = """
+import os, torch_ccl, torch.distributed as dist
+os.environ.update({said!r})
+dist.init_process_group("ccl")
+store = dist.distributed_c10d._get_default_store()
+while isinstance(store, dist.PrefixStore):
+    store = store.underlying_store
+say(f"rank {{dist.get_rank()}} is at a store of port {{store.port}}")
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [{"MASTER_ADDR": "127.0.0.1"}, pytest.param({}, marks=pytest.mark.slow)],
+    ids=["address and port", "port alone"],
+)
+def test_a_port_that_the_script_fixes(mpi, address):
+    """It is the script's, though the launcher could say another one."""
+    port = str(free_port())
+    script = FIXES_PORT.format(said={**address, "MASTER_PORT": port})
+    assert output_of(start(mpi, 2, script)) == [
+        f"rank {rank} is at a store of port {port}" for rank in range(2)
+    ]
+
+
 @pytest.mark.slow
 def test_torchrun_counts_where_mpi_starts_it(mpi, tmp_path):
     script = tmp_path / "add_up.py"
@@ -169,6 +195,21 @@ def test_torchrun_counts_where_mpi_starts_it(mpi, tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
     lines = output_of(start_words(mpi, 1, [sys.executable, *torchrun]))
     assert lines == [f"{rank} of 2 by environment: 2" for rank in range(2)]
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_be_reached(mpi, tmp_path):
+    """The launcher names it. MPICH's then waits for ever, unless it is told for how long."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost\nno-such-host.invalid\n")
+    options = ["--hostfile"] if mpi.name == "Open MPI" else ["-ppn", "1", "-f"]
+    words = [*options, str(hosts), sys.executable, "-c", SAY + ADD_UP]
+    job = start_words(mpi, 2, words, MPIEXEC_TIMEOUT="10")
+    try:
+        out, _ = job.communicate(timeout=BOUND_S)
+    finally:
+        job.kill()
+    assert job.returncode != 0 and "no-such-host" in out and "of 2 by" not in out, out
 
 
 # ---- MPI in the same process

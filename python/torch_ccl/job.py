@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 
 import torch.distributed as dist
 
@@ -21,7 +22,8 @@ _MEETING = {"init_method", "store", "rank", "world_size"}
 
 
 def init(backend: str = "ccl", **options) -> launchers.DistEnv:
-    """Make the default group, unless there is one, and end it in order when the script ends.
+    """Make the default group, unless there is one, and end it in order when the script ends:
+    operations that are under way then are completed.
 
     `options` are those of init_process_group. Works without a launcher, too: a group of one.
     """
@@ -35,7 +37,10 @@ def init(backend: str = "ccl", **options) -> launchers.DistEnv:
 
 
 def _end() -> None:
-    if dist.is_initialized():
+    """Completes what is under way. After an error others may never come to it: they are told of
+    that instead, when the process ends."""
+    has_failed = getattr(sys, "last_value", None) is not None
+    if dist.is_initialized() and not has_failed:
         dist.destroy_process_group()
 
 

@@ -4,6 +4,7 @@ import json
 import socket
 
 import pytest
+from launching import free_port
 from ranks import BOUND_S, run_script, start_script
 from torch.distributed import TCPStore
 from torch_ccl import launchers, meeting_point, said_point
@@ -285,3 +286,59 @@ def test_a_script_without_a_launcher_is_a_group_of_one():
 
 def test_a_batch_script_is_a_group_of_one():
     assert run_script(ALONE, **BATCH).strip() == "0 1 0 1 none [1.0, 1.0]"
+
+
+# ---- the end of a script that has called init() and destroys nothing
+
+ENDS = """
+import sys, time, torch, torch_ccl, torch.distributed as dist
+from datetime import timedelta
+place = torch_ccl.init(timeout=timedelta(seconds=50))
+dist.barrier()
+x = torch.ones(1 << 20)
+begin = time.monotonic()
+if place.rank == 0:
+    dist.all_reduce(x, async_op=True)
+    time.sleep(0.5)  # so that the other has left the barrier
+    {last_words}
+"""
+COMES_LATE = """
+else:
+    time.sleep(2)
+    dist.all_reduce(x)
+    print(x[0].item())
+"""
+WAITS_FOR_SOMETHING_ELSE = """
+else:
+    try:
+        dist.recv(x, src=0)
+    except dist.DistBackendError as error:
+        assert time.monotonic() - begin < 20, "when its time was up"
+        print(error)
+"""
+
+
+def run_two(script: str) -> list[tuple[int, str, str]]:
+    """Exit codes, stdout and stderr of both ranks."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [start_script(script, RANK=rank, **place) for rank in "01"]
+    try:
+        said = [rank.communicate(timeout=BOUND_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, *lines) for rank, lines in zip(ranks, said, strict=True)]
+
+
+@pytest.mark.parametrize("last_words", ["pass", "sys.exit(0)"])
+def test_the_end_completes_what_is_under_way(last_words):
+    ranks = run_two(ENDS.format(last_words=last_words) + COMES_LATE)
+    assert ranks == [(0, "", ""), (0, "2.0\n", "")]
+
+
+def test_the_end_by_an_error_waits_for_nobody():
+    raises = ENDS.format(last_words="raise ValueError('the cause')")
+    (code, _, err), other = run_two(raises + WAITS_FOR_SOMETHING_ELSE)
+    assert code == 1 and "ValueError: the cause" in err
+    code, out, err = other
+    assert (code, err) == (0, "") and out.startswith("ccl: rank 0 aborted group world"), other

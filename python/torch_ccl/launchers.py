@@ -156,7 +156,7 @@ def require_sense(environment: Mapping[str, str]) -> None:
         return
     for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
         if not value.isdecimal():
-            raise ValueError(f"{name}={value} is not a number")
+            raise ValueError(f"{name}={value} is not a number from 0 on")
     if int(rank) >= int(size):
         raise ValueError(f"RANK={rank} of WORLD_SIZE={size}: ranks go from 0 to WORLD_SIZE - 1")
 

@@ -1,6 +1,7 @@
 #include "communicator/choose.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -38,7 +39,18 @@ constexpr Rule kRules[] = {
 const Algorithm& find(Op op, std::string_view name) {
   for (const Algorithm& row : algorithms())
     if (row.op == op && name == row.name) return row;
-  throw Error(Errc::invalid_argument, formatted("{} has no algorithm \"{}\"", name_of(op), name));
+  std::string known;
+  for (const Algorithm& row : algorithms())
+    if (row.op == op) known += formatted("{}{}", known.empty() ? "" : ", ", row.name);
+  throw Error(Errc::invalid_argument,
+              formatted("there is no algorithm \"{}\", only {}", name, known));
+}
+
+/// "CCL_ALLREDUCE"
+std::string setting_of(Op op) {
+  std::string name(name_of(op));
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
+  return "CCL_" + name;
 }
 
 /// For one host or for several.
@@ -81,9 +93,16 @@ AlgorithmTable::AlgorithmTable(const Settings& settings) {
                                 .from_bytes = rule.from_bytes,
                                 .from_ranks = rule.from_ranks,
                                 .only_float8 = rule.only_float8});
-  for (std::size_t op = 0; op < entries_.size(); ++op)
-    for (const std::string_view rule : split(settings.algorithm[op], ';'))
-      entries_[op].push_back(parse_rule(static_cast<Op>(op), rule));
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const auto op = static_cast<Op>(i);
+    try {
+      for (const std::string_view rule : split(settings.algorithm[i], ';'))
+        entries_[i].push_back(parse_rule(op, rule));
+    } catch (const Error& problem) {
+      throw Error(Errc::invalid_argument,
+                  formatted("{}={}: {}", setting_of(op), settings.algorithm[i], problem.what()));
+    }
+  }
 }
 
 AlgorithmTable::Entry AlgorithmTable::parse_rule(Op op, std::string_view rule) {

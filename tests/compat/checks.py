@@ -1,10 +1,13 @@
 """What the documents' scripts must have printed."""
 
 import json
+import os
 import re
+from typing import NamedTuple
 
 import profile_table
-from launching import HYDRA_LABEL, SIZE, Finished, split_by_label
+from launching import HYDRA_LABEL, INTEL_MPI, SIZE, Finished, split_by_label
+from torch_ccl.agent.cores import cores
 
 PROMPT = re.compile(r"(\S+@\S+)?\$ ")
 
@@ -81,33 +84,43 @@ def have_trained_together(results: list[tuple[str, str]]) -> None:
 # ---- what the ranks of a command line must have printed, together
 
 
-def say_labelled_iterations(lines: list[str], block: str, hosts: list[str]) -> None:
-    said = split_by_label("\n".join(lines), HYDRA_LABEL)
-    assert set(said) == {"0", "1"}, lines
+class Ran(NamedTuple):
+    """A block of commands that has ended well."""
+
+    block: str
+    mpiexec: str
+    hosts: list[str]  # their names
+    lines: list[str]  # on stdout
+    err: str
+
+
+def say_labelled_iterations(ran: Ran) -> None:
+    said = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
+    assert set(said) == {"0", "1"}, ran.lines
     results = []
     for rank, text in said.items():
         *iterations, data, weights = text.splitlines()
         found = [re.search(r": (\d) on device \w+:(\d)$", line).groups() for line in iterations]
-        assert found == [(str(i), rank) for i in range(3) for _ in range(5)], lines
+        assert found == [(str(i), rank) for i in range(3) for _ in range(5)], ran.lines
         results.append((data, weights))
     have_trained_together(results)
 
 
-def say_places(lines: list[str], block: str, hosts: list[str]) -> None:
-    found = sorted(re.findall(r"\d+", line) for line in lines)
-    assert found == [[str(rank), str(SIZE)] for rank in range(SIZE)], lines
+def say_places(ran: Ran) -> None:
+    found = sorted(re.findall(r"\d+", line) for line in ran.lines)
+    assert found == [[str(rank), str(SIZE)] for rank in range(SIZE)], ran.lines
 
 
-def say_profiles(lines: list[str], block: str, hosts: list[str]) -> None:
-    said = split_by_label("\n".join(lines), HYDRA_LABEL)
+def say_profiles(ran: Ran) -> None:
+    said = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
     for rank in range(SIZE):
         says_place_and_profile(Finished(rank, said[str(rank)], ""))
 
 
-def says_same(lines: list[str], block: str, hosts: list[str]) -> None:
+def says_same(ran: Ran) -> None:
     """What the document shows below the command, in any order."""
-    shown = [line for line in block.splitlines() if line and not PROMPT.match(line)]
-    assert sorted(lines) == sorted(shown), lines
+    shown = [line for line in ran.block.splitlines() if line and not PROMPT.match(line)]
+    assert sorted(ran.lines) == sorted(shown), ran.lines
 
 
 def say_hosts(lines: list[str]) -> None:
@@ -119,14 +132,46 @@ def say_hosts(lines: list[str]) -> None:
     assert any(line.startswith("CCL_ATL_TRANSPORT=") for line in lines[4:]), lines
 
 
-def says_growth(lines: list[str], block: str, hosts: list[str]) -> None:
-    """Every rank says once, behind its label, that it is where it should be and has not grown."""
-    size = int(re.search(r"-np? (\d+)", block)[1])
-    each = int(re.search(r"-ppn (\d+)", block)[1])
-    found = sorted(LABELLED_GROWTH.fullmatch(line).groups() for line in lines)
-    expected = [(str(rank), str(rank), str(size), hosts[rank // each]) for rank in range(size)]
-    assert [place for *place, _ in found] == [list(place) for place in expected], lines
-    assert all(int(kib) <= GROWTH_KIB for *_, kib in found), lines
+def have_not_grown(ran: Ran) -> None:
+    assert all(rank["grown_kib"] <= GROWTH_KIB for rank in have_settings(ran)), ran.lines
+
+
+def have_settings(ran: Ran) -> list[dict]:
+    """Every rank says once, behind its label, that it is where it should be and has what the line
+    sets. Returns what else each of them says; stdout and stderr have nothing more."""
+    size = int(re.search(r"-np? (\d+)", ran.block)[1])
+    each = int(re.search(r"-ppn (\d+)", ran.block)[1])
+    said = sorted((HYDRA_LABEL.fullmatch(line).groups() for line in ran.lines), key=lambda s: s[0])
+    assert [label for label, _ in said] == [str(rank) for rank in range(size)], ran.lines
+    ranks = [json.loads(text) for _, text in said]
+    for number, rank in enumerate(ranks):
+        place = {"rank": number, "size": size, "host": ran.hosts[number // each]}
+        expected = place | settings(ran, number % each)
+        assert {name: rank.pop(name) for name in expected} == expected, ran.lines
+    foreign = [line for line in ran.err.splitlines() if not any(word in line for word in KNOWN)]
+    assert not foreign, ran.err
+    return ranks
+
+
+def settings(ran: Ran, local_rank: int) -> dict:
+    """What a rank must find. MPICH does not read Intel MPI's masks; KMP_ is read by libiomp5, which
+    binds the first thread to one of its processors."""
+
+    def value(name: str) -> str:
+        return re.search(rf"{name}=(\S+)", ran.block)[1]
+
+    preloaded = re.search(r"^\s*export LD_PRELOAD=", ran.block, re.MULTILINE) is not None
+    cpus = sorted(os.sched_getaffinity(0))
+    machine = len(cores(cpus))
+    if ran.mpiexec == INTEL_MPI:
+        mask = int(value("I_MPI_PIN_DOMAIN").strip("[]").split(",")[local_rank], 16)
+        cpus = [cpu for cpu in cpus if mask >> cpu & 1]
+    return {
+        "libiomp5": preloaded,
+        "blocktime_ms": int(value("KMP_BLOCKTIME")) if preloaded else None,
+        "threads": min(int(value("OMP_NUM_THREADS")), machine),  # MKL wants no more than one a core
+        "cpus": cpus[:1] if preloaded else cpus,
+    }
 
 
 def have_seen_all_samples(lines: list[str], checkpoint: dict) -> None:
@@ -156,4 +201,6 @@ def have_used_all_tiles(lines: list[str], devices: list[str]) -> None:
 
 EPOCH = re.compile(r"rank (\d+) epoch (\d+): (.*)")
 GROWTH_KIB = 256  # in 1000 steps
-LABELLED_GROWTH = re.compile(r"\[(\d+)\] rank (\d+) of (\d+) on (\S+) has grown by (-?\d+) KiB")
+#: On stderr: c10d finds no names for addresses of virtual hosts, and the document's cores are not
+#: those of this machine.
+KNOWN = ("[c10d]", "CCL_WORKER_AFFINITY")

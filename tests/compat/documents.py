@@ -95,7 +95,7 @@ DDP_ON_DEVICE = "Example_DDP.py on an accelerator"
 DDP_LINE = "mpirun of Example_DDP.py"
 PIP_LINE = "pip install of oneccl_bind_pt"
 MASKS = "[0x0000000FFFFFF0,0xFFFFFF00000000]"
-CORES = "the masks of a machine with two cores"
+CORES = "two cores, each for the rank to which Intel MPI would not give it by itself"
 EDITS = (
     Edit("example.py", ", ...", "", "init_process_group needs no more than the backend's name"),
     Edit("example.py", ", ...", "", "neither does DistributedDataParallel need more than a model"),
@@ -109,10 +109,10 @@ EDITS = (
     Edit(DDP_ON_CPU, "device_ids=[device]", "device_ids=None", "DDP takes no others on the CPU"),
     Edit(DDP_ON_DEVICE, "torch.xpu", "torch.standin", "the device's name"),
     Edit(DDP_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
-    Edit(ONE_HOST, MASKS, "[0x1,0x2]", CORES),
-    Edit(NO_PRELOAD, MASKS, "[0x1,0x2]", CORES),
+    Edit(ONE_HOST, MASKS, "[0x2,0x1]", CORES),
+    Edit(NO_PRELOAD, MASKS, "[0x2,0x1]", CORES),
     Edit(NO_PRELOAD, "LD_PRELOAD", "NOT_PRELOADED", "the document also allows torch's own OpenMP"),
-    Edit(TWO_HOSTS, MASKS, "[0x1,0x2]", CORES),
+    Edit(TWO_HOSTS, MASKS, "[0x2,0x1]", CORES),
     Edit(TWO_HOSTS, "10.xxx.xxx.xxx", f"{NETWORK}.0.1", "the first host"),
     Edit(EXAMPLE_LINE, "<ccl_install_path>", "~/.local", "where it was installed"),
     Edit(EXAMPLE_LINE, "<N>", "2", "filled in"),

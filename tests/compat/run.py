@@ -142,18 +142,21 @@ class Line(NamedTuple):
     hosts: int
     script: str  # its first word is the name in the command
     script_source: Source
-    check: Callable[[list[str], str, list[str]], None]  # lines of output, the block, hosts' names
+    check: Callable[[checks.Ran], None]
     ending: str = ""  # what the script must do on top
     environment: Callable[[], dict[str, str]] = dict
 
 
-MEMORY = "import memory_growth\nmemory_growth.show(model)\n"
+MEMORY = """
+import memory_growth, surroundings
+surroundings.show(grown_kib=memory_growth.grown_kib(model))
+"""
 ON_ONE_HOST = Source("000", ("-np 2", "ut_memory.py"))
 ON_TWO_HOSTS = Source("000", ("-f hostfile", "ut_memory.py"))
 LINES = (
-    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.says_growth, MEMORY),
-    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.says_growth, MEMORY),
-    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, checks.says_growth, MEMORY),
+    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown, MEMORY),
+    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown, MEMORY),
+    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, checks.have_not_grown, MEMORY),
     Line(
         EXAMPLE_LINE,
         Source("001", ("mpirun", "example.py")),
@@ -208,8 +211,8 @@ def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
     exports = "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in line.environment().items()
     )
-    hosts, out, _ = run_over_hosts(line.hosts, exports + commands(block), files, mpiexec)
-    line.check(out, block, hosts)
+    hosts, out, err = run_over_hosts(line.hosts, exports + commands(block), files, mpiexec)
+    line.check(checks.Ran(block, mpiexec, hosts, out, err))
 
 
 # ---- lines that install us, into an environment that has torch

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import runpy
 import subprocess
 import sys
 from collections import defaultdict
@@ -9,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import checks
 import profile_table
 import pytest
 import standin_device
 import torch
-from checks import says_growth, says_same
+from checks import Ran, have_not_grown, have_settings, says_same
 from documents import Edit, Source, blocks, commands, edited, find
 from launching import (
     BOUND_S,
@@ -51,9 +54,34 @@ def says_place(ranks: list[Finished], directory: Path) -> None:
 
 
 def has_trained(ranks: list[Finished], directory: Path) -> None:
-    (losses, weights), (other_losses, other_weights) = (rank.out.splitlines() for rank in ranks)
-    assert weights == other_weights and weights.startswith("weights [[")
-    assert losses != other_losses, "the ranks had the same data"
+    """To what one process comes that has the data of all ranks."""
+    expected_losses, expected_weights = trained_alone(len(ranks))
+    said = [rank.out.splitlines() for rank in ranks]
+    assert len({weights for _, weights in said}) == 1, said
+    for (losses, weights), expected in zip(said, expected_losses, strict=True):
+        assert json.loads(losses.removeprefix("losses ")) == pytest.approx(expected, rel=1e-4)
+        found = torch.cat([torch.tensor(w) for w in json.loads(weights.removeprefix("weights "))])
+        torch.testing.assert_close(found, expected_weights)
+
+
+def trained_alone(size: int) -> tuple[list[list[float]], torch.Tensor]:
+    """The losses of each rank of train.py, and the weights at the end."""
+    nets, data = [], []
+    with torch.random.fork_rng():
+        for rank in range(size):
+            torch.manual_seed(rank)
+            nets.append(runpy.run_path(str(SCRIPTS / "train.py"))["Curve"]())
+            data.append([torch.randn(16, 2) for _ in range(3)])
+    net, losses = nets[0], [[] for _ in range(size)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for step in zip(*data, strict=True):
+        optimizer.zero_grad()
+        for own, x in zip(losses, step, strict=True):
+            loss = torch.nn.functional.mse_loss(net(x), x.prod(1, keepdim=True))
+            (loss / size).backward()
+            own.append(loss.item())
+        optimizer.step()
+    return losses, torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
 def shows_profile(ranks: list[Finished], directory: Path) -> None:
@@ -178,9 +206,7 @@ def test_script_without_a_launcher(tmp_path):
     lines = [f"os.environ[{name!r}] = {value!r}" for name, value in place.items()]
     lines += [f"os.environ['MASTER_PORT'] = '{free_port()}'"]
     script.write_text("\n".join(["import os", *lines, (SCRIPTS / "train.py").read_text()]))
-    (rank,) = run_script(by_python, script)
-    losses, weights = rank.out.splitlines()
-    assert losses.startswith("losses [") and weights.startswith("weights [[")
+    has_trained(run_script(by_python, script), tmp_path)
 
 
 @pytest.mark.slow
@@ -194,29 +220,44 @@ def test_spawn(tmp_path, launch_table):
 
 # ---- lines that name hosts
 
-ONE_HOST = r"""
+#: Each rank on the core that Intel MPI would not choose by itself.
+HYDRA = r"""
 source ~/.local/env/setvars.sh
 {preload}
-export CCL_WORKER_COUNT=1 CCL_WORKER_AFFINITY=0,1
-mpiexec.hydra -np 2 -ppn 2 -l -genv I_MPI_PIN_DOMAIN=[0x1,0x2] \
+export CCL_WORKER_COUNT=1 CCL_WORKER_AFFINITY=1,0
+mpiexec.hydra {places} -l -genv I_MPI_PIN_DOMAIN=[0x2,0x1] \
               -genv KMP_BLOCKTIME=1 -genv KMP_AFFINITY=granularity=fine,compact,1,0 \
-              -genv OMP_NUM_THREADS=1 python -u train_in_lines.py
+              -genv OMP_NUM_THREADS=2 python -u train_in_lines.py
 """
 PRELOAD = 'export LD_PRELOAD="${CONDA_PREFIX}/lib/libiomp5.so"'
 #: Lines in one piece each: with `python -u`, labels of -l stand before each piece.
 IN_LINES = (
     "import sys\nprint = lambda *words: sys.stdout.write(' '.join(map(str, words)) + '\\n')\n"
 )
+SURROUNDINGS = "\nimport surroundings\nsurroundings.show()\n"
+
+with_and_without_preload = pytest.mark.parametrize(
+    "preload", [PRELOAD, ""], ids=["libiomp5", "torch's OpenMP"]
+)
+by_two_mpis = pytest.mark.parametrize("mpiexec", [MPICH, INTEL_MPI], ids=["MPICH", "Intel MPI"])
+
+
+def train_by_hydra(count: int, places: str, preload: str, mpiexec: str) -> None:
+    """All ranks have the settings of the line, and have trained together."""
+    block = HYDRA.format(places=places, preload=preload)
+    files = {"train_in_lines.py": IN_LINES + (SCRIPTS / "train.py").read_text() + SURROUNDINGS}
+    hosts, out, err = run_over_hosts(count, block, files, mpiexec)
+    found = [line for line in out if "{" in line]
+    have_settings(Ran(block, mpiexec, hosts, found, err))
+    said = split_by_label("\n".join(line for line in out if line not in found), HYDRA_LABEL)
+    has_trained([Finished(r, said[str(r)], "") for r in range(len(found))], Path())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preload", [PRELOAD, ""], ids=["libiomp5", "torch's OpenMP"])
-@pytest.mark.parametrize("mpiexec", [MPICH, INTEL_MPI], ids=["MPICH", "Intel MPI"])
+@with_and_without_preload
+@by_two_mpis
 def test_hydra_on_one_host(mpiexec, preload):
-    files = {"train_in_lines.py": IN_LINES + (SCRIPTS / "train.py").read_text()}
-    _, out, _ = run_over_hosts(1, ONE_HOST.format(preload=preload), files, mpiexec)
-    said = split_by_label("\n".join(out), HYDRA_LABEL)
-    has_trained([Finished(rank, said[str(rank)], "") for rank in range(SIZE)], Path())
+    train_by_hydra(1, "-np 2 -ppn 2", preload, mpiexec)
 
 
 WHERE = {"where.py": (SCRIPTS / "where.py").read_text()}
@@ -310,22 +351,52 @@ def test_commands():
     found = blocks(LINES)
     shown = find(Source("", ("-hosts", "a.py")), found).text
     assert commands(shown) == "mpiexec -n 2 -ppn 1 -hosts left,right python a.py\n"
-    says_same(["two", "one"], shown, ["left", "right"])
+    ran = Ran(shown, MPICH, ["left", "right"], ["two", "one"], "")
+    says_same(ran)
     with pytest.raises(AssertionError):
-        says_same(["one"], shown, ["left", "right"])
+        says_same(ran._replace(lines=["one"]))
     block = find(Source("", ("-np",)), found).text
     assert commands(block) == block and block.startswith("export X=1\nmpiexec")
 
 
-def test_growth():
-    block = blocks(LINES)[1].text
-    lines = [f"[{r}] rank {r} of 4 on h{1 + r // 2} has grown by {r} KiB" for r in range(4)]
-    says_growth(lines, block, ["h1", "h2"])
+PLACE = {"size": 2, "host": "h1", "threads": 2, "grown_kib": 9}
+INTELS_OPENMP = {"libiomp5": True, "blocktime_ms": 1}
+TORCHS_OPENMP = {"libiomp5": False, "blocktime_ms": None}
+
+
+@pytest.mark.parametrize(
+    ("preload", "mpiexec", "openmp", "cpus"),
+    [
+        (PRELOAD, MPICH, INTELS_OPENMP, ([0], [0])),
+        (PRELOAD, INTEL_MPI, INTELS_OPENMP, ([1], [0])),
+        ("", MPICH, TORCHS_OPENMP, ([0, 1], [0, 1])),
+        ("", INTEL_MPI, TORCHS_OPENMP, ([1], [0])),
+    ],
+)
+def test_settings(preload, mpiexec, openmp, cpus, monkeypatch):
+    """What two ranks on two cores may say, and what they may not."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(checks, "cores", list)
+    first, second = ({"rank": r, "cpus": cpus[r]} | PLACE | openmp for r in range(2))
+
+    def ran(*ranks: dict, err: str = "") -> Ran:
+        lines = [f"[{label}] {json.dumps(rank)}" for label, rank in enumerate(ranks)]
+        block = HYDRA.format(preload=preload, places="-np 2 -ppn 2")
+        return Ran(block, mpiexec, ["h1"], lines[::-1], err)
+
+    have_not_grown(ran(first, second, err="[0] [c10d] no name\n"))
     for wrong in (
-        lines[1:],
-        [*lines[1:], lines[1]],
-        [lines[0].replace("h1", "h2"), *lines[1:]],
-        [lines[0].replace("by 0", "by 2000"), *lines[1:]],
+        {"rank": 0},
+        {"size": 3},
+        {"host": "h2"},
+        {"libiomp5": not openmp["libiomp5"]},
+        {"blocktime_ms": 200},
+        {"threads": 1},
+        {"cpus": [2]},
+        {"grown_kib": 2000},
     ):
         with pytest.raises(AssertionError):
-            says_growth(wrong, block, ["h1", "h2"])
+            have_not_grown(ran(first, second | wrong))
+    for less in (ran(first), ran(first, second, err="ERROR: ld.so: cannot be preloaded\n")):
+        with pytest.raises(AssertionError):
+            have_not_grown(less)

@@ -260,22 +260,23 @@ def test_hydra_on_one_host(mpiexec, preload):
     train_by_hydra(1, "-np 2 -ppn 2", preload, mpiexec)
 
 
-WHERE = {"where.py": (SCRIPTS / "where.py").read_text()}
+@pytest.mark.slow
+@with_and_without_preload
+@by_two_mpis
+def test_hydra_with_a_file_of_addresses(mpiexec, preload):
+    train_by_hydra(2, "-f hostfile -np 4 -ppn 2", preload, mpiexec)
 
 
-def test_hydra_with_a_file_of_addresses():
-    line = "mpiexec.hydra -f hostfile -np 4 -ppn 2 -l -genv COLOUR=[a=b,0x1] python -u where.py"
-    hosts, out, _ = run_over_hosts(2, f". ~/.local/env/setvars.sh\n{line}", WHERE)
-    assert hosts == ["h1", "h2"]
-    assert sorted(out) == [
-        f"[{rank}] h{1 + rank // 2} {rank} 4 {rank % 2} [a=b,0x1]" for rank in range(4)
-    ]
-
-
-def test_hydra_with_names_of_hosts():
-    line = "COLOUR=red mpiexec -n 2 -ppn 1 -hosts left,right python where.py"
-    hosts, out, _ = run_over_hosts(2, line, WHERE)
-    assert hosts == ["left", "right"] and sorted(out) == ["left 0 2 0 red", "right 1 2 0 red"]
+@pytest.mark.slow
+@by_two_mpis
+def test_hydra_with_names_of_hosts(mpiexec):
+    files = {"exchange.py": (SCRIPTS / "exchange.py").read_text() + SURROUNDINGS}
+    line = "mpiexec -n 2 -ppn 1 -hosts left,right python exchange.py"
+    _, out, _ = run_over_hosts(2, line, files, mpiexec)
+    received = [line for line in out if "{" not in line]
+    assert sorted(received) == [f"rank {rank} has [3.0, -4.5]" for rank in range(2)]
+    found = [json.loads(line) for line in out if line not in received]
+    assert sorted((r["rank"], r["host"]) for r in found) == [(0, "left"), (1, "right")]
 
 
 def test_a_launch_over_hosts_that_fails():

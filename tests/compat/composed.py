@@ -1,15 +1,16 @@
 """Programs made of the pieces of documents that show no whole ones.
 
-What the pieces leave open (a model, data, arguments) is written here; what they say stays as it is,
-but for the rows of documents.EDITS.
+What the pieces leave open (a model, data, arguments) is written here. documents.CHANGES says before
+which piece each of these texts stands, and why.
 """
 
-import textwrap
-from pathlib import Path
+from typing import NamedTuple
 
-from documents import SPAWN, Source, blocks_of, edited, find
 
-DOCUMENT = "003"
+class Piece(NamedTuple):
+    words: str  # what only this block of the document contains
+    depth: int  # of indentation
+
 
 TRAINING_START = """\
 import warnings
@@ -34,16 +35,14 @@ TRAINING_END = """
 print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")
 """
 
-
-def training(directory: Path) -> str:
-    """The loop that exchanges weights and gradients. Its functions stand below their use."""
-    source = Source(DOCUMENT, ("def sync_gradients",))
-    text = find(source, blocks_of(DOCUMENT, directory)).text
-    loop, mark, functions = text.partition("def sync_initial_weights")
-    assert mark, "the document's functions have other names"
-    return TRAINING_START + mark + functions + "\n\n" + loop + TRAINING_END
-
-
+#: The function that mp.spawn starts, what it does with data and checkpoints, the main program.
+SPAWN_PIECES = (
+    Piece('backend="nccl"', 1),
+    Piece("DistributedSampler(", 1),
+    Piece("set_epoch(", 2),
+    Piece("torch.save(", 2),
+    Piece("mp.spawn(", 1),
+)
 SPAWN_START = """\
 import sys
 from argparse import Namespace
@@ -72,31 +71,14 @@ if __name__ == "__main__":
     args.batch_size, args.workers, args.distributed = 2, 1, True
 """
 
-
-def spawning(directory: Path) -> str:
-    """The main loop, the function that it starts, and what that does with data and checkpoints."""
-    found = blocks_of(DOCUMENT, directory)
-
-    def piece(*words: str, depth: int) -> str:
-        return textwrap.indent(find(Source(DOCUMENT, words), found).text, "    " * depth)
-
-    text = "".join(
-        (
-            SPAWN_START,
-            piece('backend="nccl"', depth=1),
-            piece("DistributedSampler(", depth=1),
-            SPAWN_LOOP,
-            piece("set_epoch(", depth=2),
-            SPAWN_STEP,
-            piece("torch.save(", depth=2),
-            SPAWN_MAIN,
-            piece("mp.spawn(", depth=1),
-        )
-    )
-    return edited(SPAWN, text)
-
-
-SCALING_DOCUMENT = "002"
+#: The API that trains on all tiles of a card.
+SCALING_PIECES = (
+    Piece("import single_card_dist", 0),
+    Piece("= single_card_dist(model", 1),
+    Piece("xpu = ", 1),
+    Piece("DataLoader(", 1),
+    Piece("multi_process_spawn(", 2),
+)
 SCALING_START = """\
 import sys
 import types
@@ -130,27 +112,3 @@ SCALING_END = """
     )
     sys.exit(code)
 """
-
-
-def scaling(name: str, directory: Path) -> str:
-    """The API that trains on all tiles of a card. Its loop is only hinted at, so it is ours."""
-    found = blocks_of(SCALING_DOCUMENT, directory)
-
-    def piece(*words: str, depth: int) -> str:
-        text = find(Source(SCALING_DOCUMENT, words), found).text
-        return textwrap.indent(text, "    " * depth)
-
-    text = "".join(
-        (
-            SCALING_START,
-            piece("import single_card_dist", depth=0),
-            SCALING_WORKER,
-            piece("= single_card_dist(model", depth=1),
-            piece("xpu = ", depth=1),
-            piece("DataLoader(", depth=1),
-            SCALING_LOOP,
-            piece("multi_process_spawn(", depth=2),
-            SCALING_END,
-        )
-    )
-    return edited(name, text)

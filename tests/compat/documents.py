@@ -1,15 +1,21 @@
 """Cuts scripts and commands out of the documents, and says what is changed in them.
 
 The documents themselves are no part of this repository. A block is found by the name above it or by
-the words in it, and runs as it stands there but for the rows of EDITS.
+the words in it, and runs as it stands there but for the rows of CHANGES, in an environment to which
+the rows of VARIABLES add. Both are printed with the results.
 """
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import composed
 from checks import PROMPT
-from over_hosts import NETWORK
+from composed import Piece
+from over_hosts import AS_ROOT, NETWORK
+from programs import ROOT
+from standin_device import environment as device_environment
 
 
 class Block(NamedTuple):
@@ -62,7 +68,17 @@ def find(source: Source, found: list[Block]) -> Block:
 
 def cut(name: str, source: Source, directory: Path) -> str:
     """The text as it is to be run."""
-    return edited(name, find(source, blocks_of(source.document, directory)).text)
+    return changed(name, find(source, blocks_of(source.document, directory)).text)
+
+
+def compose(name: str, document: str, pieces: tuple[Piece, ...], directory: Path) -> str:
+    """The same of a program that the document shows in pieces."""
+    found = blocks_of(document, directory)
+    texts = [
+        textwrap.indent(find(Source(document, (piece.words,)), found).text, "    " * piece.depth)
+        for piece in pieces
+    ]
+    return changed(name, "".join(texts))
 
 
 def commands(block: str) -> str:
@@ -71,48 +87,109 @@ def commands(block: str) -> str:
     return "\n".join(typed) + "\n" if typed else block
 
 
-# ---- what is changed
+# ---- what is changed: each row is for the scripts and lines whose names begin with its own
 
 
 class Edit(NamedTuple):
-    name: str  # of the script or the line
-    old: str  # its first occurrence is replaced, in the order of the rows
+    name: str
+    old: str  # its first occurrence is replaced
     new: str
     reason: str
 
+    def apply(self, text: str) -> str:
+        assert self.old in text, f"{self.name} has no {self.old!r} to replace"
+        return text.replace(self.old, self.new, 1)
+
+    def __str__(self) -> str:
+        return f"{self.old!r} becomes {self.new!r}: {self.reason}"
+
+
+class Move(NamedTuple):
+    name: str
+    start: str  # from here to the end
+    before: str  # the first line with these words
+    reason: str
+
+    def apply(self, text: str) -> str:
+        kept, start, moved = text.partition(self.start)
+        assert start, f"{self.name} has no {self.start!r} to move"
+        return insert(f"{start}{moved}\n\n", self.before, kept)
+
+    def __str__(self) -> str:
+        return f"{self.start!r} and what follows stands before {self.before!r}: {self.reason}"
+
+
+class Addition(NamedTuple):
+    name: str
+    before: str  # the first line with these words, or END
+    text: str
+    reason: str
+
+    def apply(self, text: str) -> str:
+        return text + self.text if self.before == END else insert(self.text, self.before, text)
+
+    def __str__(self) -> str:
+        place = "At the end" if self.before == END else f"Before {self.before!r}"
+        text = textwrap.indent(self.text.strip("\n"), "    | ")
+        return f"{place}: {self.reason}\n{text}"
+
+
+END = ""
+
+
+def insert(new: str, words: str, text: str) -> str:
+    """Before the first line with these words."""
+    assert words in text, f"there is no {words!r} before which something could stand"
+    begin = text.rfind("\n", 0, text.index(words)) + 1
+    return text[:begin] + new + text[begin:]
+
+
+Change = Edit | Move | Addition
 
 CALL_OF_MAIN = "\n    main(dist.get_rank(), dist.get_world_size())"
-ONE_HOST = "mpiexec.hydra of ut_memory.py, one host"
-NO_PRELOAD = "mpiexec.hydra of ut_memory.py, one host, torch's own OpenMP"
-TWO_HOSTS = "mpiexec.hydra of ut_memory.py, two hosts"
+RESULTS = """
+    print(f"data {[input.tolist(), labels.tolist()]}")
+    print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")
+"""
+MEMORY = """
+import memory_growth, surroundings
+surroundings.show(grown_kib=memory_growth.grown_kib(model))
+"""
+UT_MEMORY = "mpiexec.hydra of ut_memory.py"
+ONE_HOST = f"{UT_MEMORY}, one host"
+NO_PRELOAD = f"{ONE_HOST}, torch's own OpenMP"
+TWO_HOSTS = f"{UT_MEMORY}, two hosts"
 EXAMPLE_LINE = "mpirun of example.py"
 PROFILING_LINE = "mpirun of profiling.py"
+TRAINING = "training.py"
 SPAWN = "main_worker by mp.spawn"
-SCALING_ON_CPU = "main_worker by single_card_dist on the CPU"
-SCALING_ON_DEVICE = "main_worker by single_card_dist on an accelerator"
-DDP_ON_CPU = "Example_DDP.py on the CPU"
-DDP_ON_DEVICE = "Example_DDP.py on an accelerator"
+SCALING = "main_worker by single_card_dist"
+SCALING_ON_CPU = f"{SCALING} on the CPU"
+SCALING_ON_DEVICE = f"{SCALING} on an accelerator"
+DDP = "Example_DDP.py"
+DDP_ON_CPU = f"{DDP} on the CPU"
+DDP_ON_DEVICE = f"{DDP} on an accelerator"
 DDP_LINE = "mpirun of Example_DDP.py"
 PIP_LINE = "pip install of oneccl_bind_pt"
+BATCH = "sbatch of batch.sh"
 MASKS = "[0x0000000FFFFFF0,0xFFFFFF00000000]"
 CORES = "two cores, each for the rank to which Intel MPI would not give it by itself"
-EDITS = (
+OPEN = "left open by the document"
+CHANGES: tuple[Change, ...] = (
     Edit("example.py", ", ...", "", "init_process_group needs no more than the backend's name"),
     Edit("example.py", ", ...", "", "neither does DistributedDataParallel need more than a model"),
     Edit("example.py", "...", "import os", "the script uses os"),
     Edit("example.py", "...", "model = torch.nn.Linear(4, 5)", "the script wraps a model"),
     Edit("profiling.py", ", ...", "", "init_process_group needs no more than the backend's name"),
     Edit("ptdist.py", "'mpi')", f"'mpi'){CALL_OF_MAIN}", "nothing calls main"),
-    Edit(SCALING_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
-    Edit(SCALING_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
+    Addition("ut_memory.py", END, MEMORY, "not shown: the demo stands for it, to be checked"),
     Edit(DDP_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
     Edit(DDP_ON_CPU, "device_ids=[device]", "device_ids=None", "DDP takes no others on the CPU"),
     Edit(DDP_ON_DEVICE, "torch.xpu", "torch.standin", "the device's name"),
     Edit(DDP_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
-    Edit(ONE_HOST, MASKS, "[0x2,0x1]", CORES),
-    Edit(NO_PRELOAD, MASKS, "[0x2,0x1]", CORES),
+    Addition(DDP, END, RESULTS, "to be checked"),
+    Edit(UT_MEMORY, MASKS, "[0x2,0x1]", CORES),
     Edit(NO_PRELOAD, "LD_PRELOAD", "NOT_PRELOADED", "the document also allows torch's own OpenMP"),
-    Edit(TWO_HOSTS, MASKS, "[0x2,0x1]", CORES),
     Edit(TWO_HOSTS, "10.xxx.xxx.xxx", f"{NETWORK}.0.1", "the first host"),
     Edit(EXAMPLE_LINE, "<ccl_install_path>", "~/.local", "where it was installed"),
     Edit(EXAMPLE_LINE, "<N>", "2", "filled in"),
@@ -120,15 +197,82 @@ EDITS = (
     Edit(EXAMPLE_LINE, "<hostfile>", "hostfile", "filled in"),
     Edit(PROFILING_LINE, "<ccl_install_path>", "~/.local", "where it was installed"),
     Edit(PIP_LINE, "--extra-index-url <REPO_URL>", "--no-index --find-links $DIST", "our wheels"),
+    Move(TRAINING, "def sync_initial_weights", "model = LeNet()", "defined before they are used"),
+    Addition(TRAINING, "def sync_initial_weights", composed.TRAINING_START, OPEN),
+    Addition(TRAINING, END, composed.TRAINING_END, "to be checked"),
     Edit(SPAWN, '"nccl"', '"ccl"', "the device is the CPU"),
     Edit(SPAWN, "ngpus_per_ndoe", "ngpus_per_node", "a slip of the pen"),
     Edit(SPAWN, "torch.save(...)", "torch.save(model.state_dict(), args.file)", "filled in"),
+    Addition(SPAWN, "import torch.distributed as dist", composed.SPAWN_START, OPEN),
+    Addition(SPAWN, "train_sampler.set_epoch(", composed.SPAWN_LOOP, OPEN),
+    Addition(SPAWN, "if args.rank", composed.SPAWN_STEP, f"{OPEN}; samples are to be checked"),
+    Addition(
+        SPAWN, "import torch.multiprocessing", composed.SPAWN_MAIN, f"{OPEN}; it shows this first"
+    ),
+    Edit(SCALING_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
+    Edit(SCALING_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
+    Addition(SCALING, "try:", composed.SCALING_START, OPEN),
+    Addition(SCALING, "dist = single_card_dist(", composed.SCALING_WORKER, OPEN),
+    Addition(
+        SCALING,
+        "multi_process_spawn(",
+        composed.SCALING_LOOP,
+        f"{OPEN}, but for a hint at the loop; samples and gradients are to be checked",
+    ),
+    Addition(SCALING, END, composed.SCALING_END, "the exit code is to be checked"),
 )
 
 
-def edited(name: str, text: str, edits: tuple[Edit, ...] = EDITS) -> str:
-    for edit in edits:
-        if edit.name == name:
-            assert edit.old in text, f"{name} has no {edit.old!r} to replace"
-            text = text.replace(edit.old, edit.new, 1)
+def changed(name: str, text: str, changes: tuple[Change, ...] = CHANGES) -> str:
+    for change in changes:
+        if name.startswith(change.name):
+            text = change.apply(text)
     return text
+
+
+# ---- what is set
+
+
+class Variables(NamedTuple):
+    name: str  # as above
+    values: Callable[[], dict[str, str]]
+    reason: str
+
+    def __str__(self) -> str:
+        values = " ".join(f"{name}={value}" for name, value in self.values().items())
+        return f"{values}: {self.reason}"
+
+
+EXTENSION = ROOT / "compat/intel_extension_for_pytorch/src/torch_ccl_ipex_compat/modules"
+
+
+def with_extension() -> dict[str, str]:
+    return {"PYTHONPATH": str(EXTENSION)}
+
+
+def with_devices() -> dict[str, str]:
+    made = device_environment(devices=2)
+    paths = f"{made['PYTHONPATH']}:{EXTENSION}"
+    return {**made, "PYTHONPATH": paths, "CCL_DEVICES": "standin"}
+
+
+IPEX = "intel_extension_for_pytorch is here as its wheel would install it"
+DEVICES = f"a machine with two accelerators, on which {IPEX}"
+VARIABLES = (
+    Variables("ptdist.py", lambda: {"CCL_REPLACE": "mpi"}, "torch's wheel has no backend mpi"),
+    Variables(DDP_ON_CPU, with_extension, IPEX),
+    Variables(DDP_ON_DEVICE, with_devices, DEVICES),
+    Variables(SCALING_ON_CPU, with_extension, IPEX),
+    Variables(SCALING_ON_DEVICE, with_devices, DEVICES),
+    Variables(BATCH, lambda: {"SBATCH_WAIT": "1"}, "its switch --wait: the output is read next"),
+    Variables(BATCH, lambda: AS_ROOT, "Open MPI refuses root else"),
+)
+
+
+def variables(name: str) -> dict[str, str]:
+    rows = [row.values() for row in VARIABLES if name.startswith(row.name)]
+    return {variable: value for row in rows for variable, value in row.items()}
+
+
+def all_changes(name: str) -> list[str]:
+    return [str(row) for row in (*CHANGES, *VARIABLES) if name.startswith(row.name)]

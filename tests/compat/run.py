@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,13 +23,13 @@ sys.path += [
     str(Path(__file__).parents[1] / name) for name in ("", "hosts", "launch", "package", "standin")
 ]
 import checks
-import composed
 import torch
+from composed import SCALING_PIECES, SPAWN_PIECES
 from documents import (
+    BATCH,
     DDP_LINE,
     DDP_ON_CPU,
     DDP_ON_DEVICE,
-    EDITS,
     EXAMPLE_LINE,
     NO_PRELOAD,
     ONE_HOST,
@@ -37,10 +38,14 @@ from documents import (
     SCALING_ON_CPU,
     SCALING_ON_DEVICE,
     SPAWN,
+    TRAINING,
     TWO_HOSTS,
     Source,
+    all_changes,
     commands,
+    compose,
     cut,
+    variables,
 )
 from environments import INHERITED, make_environment
 from launching import (
@@ -57,10 +62,9 @@ from launching import (
     free_port,
     run_script,
 )
-from over_hosts import AS_ROOT, run_over_hosts, write_launchers
+from over_hosts import run_over_hosts, write_launchers
 from programs import ROOT, shell
 from slurm import cluster
-from standin_device import environment as device_environment
 from torch_ccl.agent.cores import cores
 
 SCRIPTS_HERE = Path(__file__).parent / "scripts"
@@ -70,46 +74,21 @@ SCRIPTS_HERE = Path(__file__).parent / "scripts"
 
 class Script(NamedTuple):
     name: str
-    text: Callable[[Path], str]  # of the directory of the documents
+    source: Source
     check: Callable[[list[Finished], str], None]
-    environment: Callable[[], dict[str, str]] = dict
-    ending: str = ""  # what the script must do on top
-
-
-def script(name: str, source: Source, check: Callable, *more) -> Script:
-    return Script(name, partial(cut, name, source), check, *more)
-
-
-def with_extension() -> dict[str, str]:
-    """The module intel_extension_for_pytorch, as its wheel would install it."""
-    return {"PYTHONPATH": str(EXTENSION)}
-
-
-def with_device() -> dict[str, str]:
-    """The same on a machine with accelerators."""
-    made = device_environment()
-    paths = f"{made['PYTHONPATH']}:{EXTENSION}"
-    return {**made, "PYTHONPATH": paths, "CCL_DEVICES": "standin"}
-
-
-EXTENSION = ROOT / "compat/intel_extension_for_pytorch/src/torch_ccl_ipex_compat/modules"
 
 
 DEMO = Source("000", ("DDP(", ".step()"))
 EXAMPLE = Source("001", ("import",), "example.py")
 PROFILING = Source("001", ("import",), "profiling.py")
 DDP = Source("002", ("DDP(model",), "`Example_DDP.py`")
-RESULTS = """
-    print(f"data {[input.tolist(), labels.tolist()]}")
-    print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")
-"""
 SCRIPTS = (
-    script("demo.py", DEMO, checks.say_nothing),
-    script("example.py", EXAMPLE, checks.say_place),
-    script("profiling.py", PROFILING, checks.say_place_and_profile),
-    Script("training.py", composed.training, checks.say_same_weights),
-    script(DDP_ON_CPU, DDP, checks.say_iterations, with_extension, RESULTS),
-    script(DDP_ON_DEVICE, DDP, checks.say_iterations, with_device, RESULTS),
+    Script("demo.py", DEMO, checks.say_nothing),
+    Script("example.py", EXAMPLE, checks.say_place),
+    Script("profiling.py", PROFILING, checks.say_place_and_profile),
+    Script(TRAINING, Source("003", ("def sync_gradients",)), checks.say_same_weights),
+    Script(DDP_ON_CPU, DDP, checks.say_iterations),
+    Script(DDP_ON_DEVICE, DDP, checks.say_iterations),
 )
 
 GO_ALONE = (DDP_ON_CPU,)  # they say what to do where there is no launcher
@@ -120,7 +99,7 @@ def run_scripts(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
     for script in SCRIPTS:
         if only not in script.name:
             continue
-        text = script.text(docs) + script.ending
+        text = cut(script.name, script.source, docs)
         for way, launch in {**WAYS, **(ALONE if script.name in GO_ALONE else {})}.items():
             yield script.name, way, partial(run_in_way, script, text, launch)
 
@@ -129,7 +108,7 @@ def run_in_way(script: Script, text: str, launch: Way) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / script.name.split()[0]
         path.write_text(text)
-        with mock.patch.dict(os.environ, script.environment()):
+        with mock.patch.dict(os.environ, variables(script.name)):
             script.check(run_script(launch, path, port=fixed_port(text)), text)
 
 
@@ -143,20 +122,14 @@ class Line(NamedTuple):
     script: str  # its first word is the name in the command
     script_source: Source
     check: Callable[[checks.Ran], None]
-    ending: str = ""  # what the script must do on top
-    environment: Callable[[], dict[str, str]] = dict
 
 
-MEMORY = """
-import memory_growth, surroundings
-surroundings.show(grown_kib=memory_growth.grown_kib(model))
-"""
 ON_ONE_HOST = Source("000", ("-np 2", "ut_memory.py"))
 ON_TWO_HOSTS = Source("000", ("-f hostfile", "ut_memory.py"))
 LINES = (
-    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown, MEMORY),
-    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown, MEMORY),
-    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, checks.have_not_grown, MEMORY),
+    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown),
+    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown),
+    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, checks.have_not_grown),
     Line(
         EXAMPLE_LINE,
         Source("001", ("mpirun", "example.py")),
@@ -180,7 +153,6 @@ LINES = (
         "ptdist.py",
         Source("003", ("'ptdist.py'",)),
         checks.says_same,
-        environment=lambda: {"CCL_REPLACE": "mpi"},
     ),
     Line(
         DDP_LINE,
@@ -189,8 +161,6 @@ LINES = (
         DDP_ON_DEVICE,
         DDP,
         checks.say_labelled_iterations,
-        RESULTS,
-        with_device,
     ),
 )
 MPIS = {"MPICH": MPICH, "Intel MPI": INTEL_MPI}
@@ -201,7 +171,7 @@ def run_lines(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], No
         if only not in line.name:
             continue
         block = cut(line.name, line.source, docs)
-        text = cut(line.script, line.script_source, docs) + line.ending
+        text = cut(line.script, line.script_source, docs)
         for mpi in MPIS:
             yield line.name, mpi, partial(run_line, line, block, text, MPIS[mpi])
 
@@ -209,7 +179,7 @@ def run_lines(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], No
 def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
     files = {line.script.split()[0]: text}
     exports = "".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in line.environment().items()
+        f"export {name}={shlex.quote(value)}\n" for name, value in variables(line.script).items()
     )
     hosts, out, err = run_over_hosts(line.hosts, exports + commands(block), files, mpiexec)
     line.check(checks.Ran(block, mpiexec, hosts, out, err))
@@ -252,8 +222,8 @@ def run_install(line: str, setvars: str) -> None:
 
 
 def run_batch(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
-    if only in "sbatch of batch.sh":
-        yield "sbatch of batch.sh", "Slurm, Open MPI", partial(submit, docs)
+    if only in BATCH:
+        yield BATCH, "Slurm, Open MPI", partial(submit, docs)
 
 
 def submit(docs: Path) -> None:
@@ -267,9 +237,7 @@ def submit(docs: Path) -> None:
             shutil.copy(SCRIPTS_HERE / file, directory)
         write_launchers(directory / "bin", OPEN_MPI)
         path = f"{directory}/bin:{slurm.environment()['PATH']}"
-        # Its switch --wait, by a variable: the line stays as it is.
-        variables = {"PATH": path, "SBATCH_WAIT": "1", **AS_ROOT}
-        finished = slurm.run("bash", "-euc", line, cwd=directory, **variables)
+        finished = slurm.run("bash", "-euc", line, cwd=directory, PATH=path, **variables(BATCH))
         assert finished.code == 0, finished
         (out,) = directory.glob("*.out")
         checks.say_hosts(out.read_text().splitlines())
@@ -282,7 +250,7 @@ URLS = ("env://", "tcp://127.0.0.1:{port}", "file://{directory}/store")
 
 def run_spawning(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
     if only in SPAWN:
-        text = composed.spawning(docs)
+        text = compose(SPAWN, "003", SPAWN_PIECES, docs)
         for url in URLS:
             yield SPAWN, url.partition("//")[0] + "//", partial(spawn, text, url)
 
@@ -305,37 +273,36 @@ def spawn(text: str, url: str) -> None:
 
 
 def run_scaling(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
-    rows = {
-        SCALING_ON_CPU: ("two cores", with_extension(), ["cpu", "cpu"]),
-        SCALING_ON_DEVICE: (
-            "two devices",
-            {**with_device(), "STANDIN_DEVICES": "2"},
-            ["standin:0", "standin:1"],
-        ),
-    }
-    for name, (way, variables, devices) in rows.items():
+    rows = (
+        (SCALING_ON_CPU, "two cores", ["cpu", "cpu"]),
+        (SCALING_ON_DEVICE, "two devices", ["standin:0", "standin:1"]),
+    )
+    for name, way, devices in rows:
         if only in name:
-            yield name, way, partial(scale, composed.scaling(name, docs), variables, devices)
+            text = compose(name, "002", SCALING_PIECES, docs)
+            yield name, way, partial(scale, text, variables(name), devices)
 
 
-def scale(text: str, variables: dict[str, str], devices: list[str]) -> None:
+def scale(text: str, environment: dict[str, str], devices: list[str]) -> None:
     two_cores = [str(core.cpus[0]) for core in cores(os.sched_getaffinity(0))[:2]]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "scaling.py"
         path.write_text(text)
-        environment = clean_environment(**variables)
         words = ["taskset", "-c", ",".join(two_cores), sys.executable, path]
-        out = subprocess.check_output(words, env=environment, text=True, timeout=BOUND_S)
+        out = subprocess.check_output(
+            words, env=clean_environment(**environment), text=True, timeout=BOUND_S
+        )
         checks.have_used_all_tiles(out.splitlines(), devices)
 
 
 # ---- all of them
 
 
-def print_edits(name: str) -> None:
-    for edit in EDITS:
-        if edit.name == name:
-            print(f"    {edit.old!r} becomes {edit.new!r}: {edit.reason}")
+def print_changes(name: str) -> None:
+    """Of a line, and of the script that it starts."""
+    for changed in (name, *(line.script for line in LINES if line.name == name)):
+        for change in all_changes(changed):
+            print(textwrap.indent(change, "    "))
 
 
 def passes(run: Callable[[], None]) -> bool:
@@ -358,7 +325,7 @@ def main() -> int:
             for name, way, run in kind(given.docs, given.only):
                 if name != last:
                     print(name)
-                    print_edits(name)
+                    print_changes(name)
                     last = name
                 results.append(passes(run))
                 print(f"    {way:<20}{'passed' if results[-1] else 'FAILED'}", flush=True)

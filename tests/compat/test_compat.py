@@ -17,7 +17,7 @@ import pytest
 import standin_device
 import torch
 from checks import Ran, have_not_grown, have_settings, says_same
-from documents import Edit, Source, blocks, commands, edited, find
+from documents import END, Addition, Edit, Move, Source, blocks, changed, commands, find
 from launching import (
     BOUND_S,
     HYDRA_LABEL,
@@ -322,16 +322,22 @@ def test_cutting():
         find(Source("", ("print",)), found)
 
 
-def test_edits():
+def test_changes():
     text = blocks(DOCUMENT)[0].text
-    edits = (
-        Edit("first.py", ",\n      ...", "", "nothing more to print"),
+    changes = (
+        Edit("first", ",\n      ...", "", "nothing more to print"),
         Edit("first.py", "...", "pass", "nothing to do"),
+        Move("first.py", "pass", "print(", "it comes first"),
+        Addition("first.py", "print(", "# ours\n", "a remark"),
+        Addition("first.py", END, "# done\n", "another"),
         Edit("second.py", "...", "raise", "of another script"),
     )
-    assert edited("first.py", text, edits) == '\nprint("first")\npass\n'
+    expected = '\npass\n\n\n# ours\nprint("first")\n# done\n'
+    assert changed("first.py", text, changes) == expected
     with pytest.raises(AssertionError, match="has no"):
-        edited("second.py", "import os\n", edits)
+        changed("second.py", "import os\n", changes)
+    with pytest.raises(AssertionError, match="there is no 'nowhere'"):
+        changed("first.py", text, (Addition("first.py", "nowhere", "# ours\n", "a remark"),))
 
 
 LINES = """

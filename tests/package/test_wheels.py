@@ -236,7 +236,7 @@ def test_comes_and_goes(empty, wheels, install):
     try:
         assert where_is_ours(empty) == str(empty.site_packages / "torch_ccl")
     finally:
-        empty.shell("python -m pip uninstall --yes torch-ccl oneccl_bind_pt")
+        empty.shell("python -m pip uninstall --yes torch-ccl oneccl_bind_pt torch-ccl-ipex-compat")
     assert set(empty.site_packages.iterdir()) == before
     assert not (empty.path / "bin/torch-ccl").exists()
 

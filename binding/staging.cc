@@ -188,7 +188,6 @@ void Staging::begin_copying(bool needs_others) {
   if (!is_pinned_) await(issued_, needs_others);
   is_copying_ = true;
   issued_.block(in_);
-  issued_.block(out_);
 }
 
 void Staging::await_results() {

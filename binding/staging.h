@@ -7,12 +7,12 @@
 //   ranks               | 1    | 2    | 3     |
 //   stream out                 | 1 out | 2 out | 3 out |
 //
-// Both streams wait for what the caller's current stream had been given when the call was made. The
-// copies begin when it is the call's turn among the group's collectives, and the next one's turn
-// comes when the results lie in the accelerator's memory: so a collective sees what the one before
-// it has written, if its tensors are contiguous, and every stream may read the results without a
-// further wait. That also keeps memory from being used again too early. Nothing here knows what
-// accelerator it is: torch's guards do.
+// The first copy waits for what the caller's current stream had been given when the call was made,
+// and what is copied back comes behind it. The copies begin when it is the call's turn among the
+// group's collectives, and the next one's turn comes when the results lie in the accelerator's
+// memory: so a collective sees what the one before it has written, if its tensors are contiguous,
+// and every stream may read the results without a further wait. That also keeps memory from being
+// used again too early. Nothing here knows what accelerator it is: torch's guards do.
 //
 // Not thread-safe: belongs to the thread that makes the call, then to the one that runs it.
 #pragma once

@@ -61,15 +61,17 @@ def results_are_there_for_every_stream(rank, size):
 def earlier_reads_see_the_old_contents(rank, size):
     """A kernel that was given before the call reads what the call overwrites."""
     target = torch.full((1000,), -1.0, device=device_of(rank))
-    torch.standin.synchronize(rank)
-    torch.standin.set_delay_ms(30)
+    new = torch.ones(1000, device=device_of(rank))
     saved = torch.empty_like(target)
-    saved.copy_(target, non_blocking=True)
-    torch.standin.set_delay_ms(0)
-    dist.broadcast(target if rank else torch.ones(1000, device=device_of(0)), src=0)
     torch.standin.synchronize(rank)
-    assert (saved.cpu() == -1).all()
-    assert rank == 0 or (target.cpu() == 1).all()
+    dist.barrier()
+    if rank == 1:
+        torch.standin.set_delay_ms(500)
+        saved.copy_(target, non_blocking=True)
+        torch.standin.set_delay_ms(0)
+    dist.broadcast(target if rank else new, src=0)
+    torch.standin.synchronize(rank)
+    assert rank == 0 or ((saved.cpu() == -1).all() and (target.cpu() == 1).all())
 
 
 @check

@@ -183,7 +183,7 @@ except ValueError as error:
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but RANK is not"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2: ranks go from 0"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 of WORLD_SIZE=0: ranks go from 0"),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x is not a number"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x is not a number from 0 on"),
     ],
 )
 def test_a_place_that_cannot_be(environment, problem):

@@ -51,7 +51,8 @@ def at(port: int, **place: str) -> dict[str, str]:
             {"RANK": "2", "WORLD_SIZE": "2"},
             "RANK=2 of WORLD_SIZE=2: ranks go from 0 to WORLD_SIZE - 1",
         ),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one is not a number"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one is not a number from 0 on"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not a number from 0 on"),
     ],
 )
 def test_half_a_place(place, line):

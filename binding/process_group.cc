@@ -158,17 +158,19 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::launch(Call arguments, std::chrono::mi
 }
 
 void ProcessGroupCCL::prepare_staging(Call& call, std::chrono::milliseconds timeout) const {
-  // Weak, because calls may outlive the group. Signals are looked for less often: that takes the
-  // GIL.
-  // A collective is part of the group's close(), which waits for it; a receive is not.
+  // Weak, because calls may outlive the group. A collective is part of the group's close(), which
+  // waits for it; a receive is not. Signals are looked for less often: that takes the GIL.
   auto stop_if_asked = [group = std::weak_ptr(communicator_), may_outlive = call.may_finish_late(),
                         operation = c10::str(call.method().name, " of group ", facts_.name),
                         next_poll = Clock::now() + kInterruptPeriod](bool needs_others) mutable {
     const auto communicator = group.lock();
     if (!communicator || (may_outlive && communicator->is_closed()))
       throw tccl::Error(tccl::Errc::aborted, "the group was closed meanwhile");
-    if (needs_others) communicator->check_ranks(operation);
-    if (const std::exception_ptr reason = communicator->error()) std::rethrow_exception(reason);
+    if (needs_others) {
+      communicator->check_ranks(operation);
+    } else if (const std::exception_ptr reason = communicator->error()) {
+      std::rethrow_exception(reason);
+    }
     if (Clock::now() < next_poll) return;
     poll_interrupt();
     next_poll = Clock::now() + kInterruptPeriod;

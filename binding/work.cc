@@ -360,8 +360,9 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkBatch::getFuture() {
       c10::FutureType::create(c10::ListType::ofTensors()));
   std::vector<c10::Device> devices;
   for (const auto& work : works_) {
-    futures.push_back(work->getFuture());
-    for (const c10::Device device : work->getFuture()->devices())
+    const auto future = work->getFuture();
+    futures.push_back(future);
+    for (const c10::Device device : future->devices())
       if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
   }
   // A Future of its own: one that collectAll() makes knows no devices, nor does what follows it.

@@ -20,20 +20,19 @@ def waits_for_what_was_there(rank, size):
 
 @check
 def a_missing_wait_of_the_stream_would_show(rank, size):
-    torch.standin.ignore_waits(True)
-    tensor = delayed(rank)
-    dist.all_reduce(tensor)
-    torch.standin.ignore_waits(False)
-    torch.standin.synchronize(rank)
-    assert (tensor.cpu() != SUM).any()
+    sum_is_wrong_with(torch.standin.ignore_waits, rank)
 
 
 @check
 def a_missing_wait_of_the_host_would_show(rank, size):
-    torch.standin.ignore_host_waits(True)
+    sum_is_wrong_with(torch.standin.ignore_host_waits, rank)
+
+
+def sum_is_wrong_with(switch, rank):
+    switch(True)
     tensor = delayed(rank)
     dist.all_reduce(tensor)
-    torch.standin.ignore_host_waits(False)
+    switch(False)
     torch.standin.synchronize(rank)
     assert (tensor.cpu() != SUM).any()
 

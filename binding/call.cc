@@ -152,15 +152,15 @@ void Call::set_body(std::uint32_t operations, Body body, std::function<void()> f
   finish_ = std::move(finish);
 }
 
-tccl::Program Call::program(const std::shared_ptr<const Call>& call) {
+tccl::OperationSequence Call::sequence(const std::shared_ptr<const Call>& call) {
   if (call->body_) return {call->method().name, call->body_operations_, call->body_};
   if (call->staging_)
     return {call->method().name, call->staging_->operations(),
-            [call](const tccl::Program::Run& run) {
+            [call](const tccl::OperationSequence::Run& run) {
               call->staging_->run(run, [&] { call->copy_results(); });
             }};
   const auto operations = static_cast<std::uint32_t>(call->operations_.size());
-  return {call->method().name, operations, [call](const tccl::Program::Run& run) {
+  return {call->method().name, operations, [call](const tccl::OperationSequence::Run& run) {
             for (const tccl::Operation& operation : call->operations_) run(operation);
           }};
 }

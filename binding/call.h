@@ -52,7 +52,7 @@ struct GroupFacts {
   int rank;
   int size;
   std::string name;
-  std::string backend;  // as the program named it
+  std::string backend;  // as the sequence named it
   Batches batches{};
 };
 
@@ -115,7 +115,7 @@ class Call {
 
   void add(const tccl::Operation& operation) { operations_.push_back(operation); }
   /// Instead of add(), for operations that depend on each other; `finish` runs when they are done.
-  using Body = std::function<void(const tccl::Program::Run&)>;
+  using Body = std::function<void(const tccl::OperationSequence::Run&)>;
   void set_body(std::uint32_t operations, Body body, std::function<void()> finish);
   /// For what the Work shows: its profiler rows, and its result.
   void set_tensors(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
@@ -135,7 +135,7 @@ class Call {
     return operations_.data();
   }
   /// All that is to be done. `call` is kept alive by what this returns.
-  static tccl::Program program(const std::shared_ptr<const Call>& call);
+  static tccl::OperationSequence sequence(const std::shared_ptr<const Call>& call);
   /// A receive's device may not have come to it yet.
   [[nodiscard]] bool may_finish_late() const noexcept {
     return staging_ && operations_.front().op == tccl::Op::recv;

@@ -108,7 +108,7 @@ void run_to_its_end(tccl::Communicator& communicator, Call& arguments,
   if (const tccl::Operation* operation = call->single()) {
     communicator.run(*operation, {.timeout = timeout, .keepalive = call});
   } else {
-    communicator.run(Call::program(call), {.timeout = timeout, .keepalive = call});
+    communicator.run(Call::sequence(call), {.timeout = timeout, .keepalive = call});
   }
   call->try_finish();
 }
@@ -118,7 +118,7 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
                                   std::chrono::milliseconds timeout) {
   if (const tccl::Operation* operation = call->single())
     return communicator.start(*operation, {.timeout = timeout, .keepalive = call});
-  return communicator.start(Call::program(call), {.timeout = timeout, .keepalive = call});
+  return communicator.start(Call::sequence(call), {.timeout = timeout, .keepalive = call});
 }
 
 }  // namespace
@@ -167,7 +167,7 @@ void ProcessGroupCCL::prepare_staging(Call& call, std::chrono::milliseconds time
     if (!communicator || (may_outlive && communicator->is_closed()))
       throw tccl::Error(tccl::Errc::aborted, "the group was closed meanwhile");
     if (needs_others) {
-      communicator->check_ranks(operation);
+      communicator->check_peers(operation);
     } else if (const std::exception_ptr reason = communicator->error()) {
       std::rethrow_exception(reason);
     }

@@ -55,7 +55,7 @@ class SparseSum {
     std::copy(tensor.sizes().begin(), tensor.sizes().end(), own_.sizes.begin());
   }
 
-  void exchange(const tccl::Program::Run& run) {
+  void exchange(const tccl::OperationSequence::Run& run) {
     run(tccl::allgather(&own_, everyone_.data(), sizeof own_, tccl::DType::uint8));
     require_same_form();
     gather(run, indices_, all_indices_);
@@ -87,7 +87,7 @@ class SparseSum {
   }
 
   // Rows of `own`, as many as each rank has entries.
-  void gather(const tccl::Program::Run& run, const at::Tensor& own, Tensors& all) const {
+  void gather(const tccl::OperationSequence::Run& run, const at::Tensor& own, Tensors& all) const {
     std::vector<tccl::Block> blocks;
     for (const Description& description : everyone_) {
       std::vector<int64_t> sizes = own.sizes().vec();
@@ -124,7 +124,8 @@ void add_sparse_allreduce(Call& call, const GroupFacts& group, const at::Tensor&
                " dimensions; a sparse one may have ", kMaxDims);
   const auto sum = std::make_shared<SparseSum>(group, tensor);
   call.set_body(
-      SparseSum::kOperations, [sum](const tccl::Program::Run& run) { sum->exchange(run); },
+      SparseSum::kOperations,
+      [sum](const tccl::OperationSequence::Run& run) { sum->exchange(run); },
       [sum] { sum->finish(); });
 }
 

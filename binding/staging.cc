@@ -142,7 +142,7 @@ std::uint32_t Staging::operations() const noexcept {
   return static_cast<std::uint32_t>(stages_.size());
 }
 
-void Staging::run(const tccl::Program::Run& run, const std::function<void()>& then) {
+void Staging::run(const tccl::OperationSequence::Run& run, const std::function<void()>& then) {
   begin_copying(/*needs_others=*/true);
   std::size_t brought = 0;
   for (std::size_t now = 0; now < stages_.size(); ++now) {

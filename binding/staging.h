@@ -62,7 +62,7 @@ class Staging {
 
   [[nodiscard]] std::uint32_t operations() const noexcept;
   /// All of it. `then` may add to the output stream.
-  void run(const tccl::Program::Run& run, const std::function<void()>& then);
+  void run(const tccl::OperationSequence::Run& run, const std::function<void()>& then);
 
   // ---- messages, which are sent as soon as they are started
 

@@ -83,7 +83,7 @@ class TCCL_API Work {
 /// was issued meanwhile comes between them, and a later one may depend on what an earlier one
 /// brought. The body runs collectives by `run` alone, never by the communicator, which it would
 /// wait for. If it throws, the group fails.
-struct Program {
+struct OperationSequence {
   using Run = std::function<void(const Operation&)>;
   std::string name;              // for messages
   std::uint32_t operations = 0;  // how many the body runs, the same on all ranks
@@ -123,13 +123,13 @@ class TCCL_API Communicator {
   std::shared_ptr<Work> start(const Operation& operation) {
     return start(operation, CallOptions());
   }
-  /// The same for a program; `timeout` bounds all of it.
-  virtual void run(Program program, const CallOptions& options) = 0;
-  virtual std::shared_ptr<Work> start(Program program, CallOptions options) = 0;
+  /// The same for a sequence; `timeout` bounds all of it.
+  virtual void run(OperationSequence sequence, const CallOptions& options) = 0;
+  virtual std::shared_ptr<Work> start(OperationSequence sequence, CallOptions options) = 0;
 
-  /// Collective: ranks that pass the same colour form a new communicator, ordered by (key, rank).
-  /// Returns null for a negative colour.
-  virtual std::shared_ptr<Communicator> split(int colour, int key, Options options) = 0;
+  /// Collective: ranks that pass the same color form a new communicator, ordered by (key, rank).
+  /// Returns null for a negative color.
+  virtual std::shared_ptr<Communicator> split(int color, int key, Options options) = 0;
 
   /// Number of the next collective, for messages and checks.
   [[nodiscard]] virtual std::uint32_t next_sequence() const noexcept = 0;
@@ -137,8 +137,8 @@ class TCCL_API Communicator {
   [[nodiscard]] virtual std::exception_ptr error() const noexcept = 0;
 
   /// Throws if the communicator is dead, or a rank without which `operation` cannot end: for the
-  /// body of a program that waits for something else meanwhile.
-  virtual void check_ranks(const std::string& operation) const = 0;
+  /// body of a sequence that waits for something else meanwhile.
+  virtual void check_peers(const std::string& operation) const = 0;
 
   /// Whether close() has been called, here or by the context.
   [[nodiscard]] virtual bool is_closed() const noexcept = 0;

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include "algorithms/call.h"
+#include "algorithms/task.h"
 #include "transport/board.h"
-#include "transport/wire.h"
+#include "transport/network_channel.h"
 
 namespace tccl {
 
@@ -15,36 +15,36 @@ struct Algorithm {
   Op op;
   const char* name;
   const char* doc;
-  void (*run)(Board&, const Call&);  // among the ranks of one host, or
-  void (*run_over_hosts)(Board&, Wire&, const Call&) = nullptr;
+  void (*run)(Board&, const CollectiveTask&);  // among the ranks of one host, or
+  void (*run_over_hosts)(Board&, NetworkChannel&, const CollectiveTask&) = nullptr;
 };
 
 std::span<const Algorithm> algorithms();
 const Algorithm& algorithm(std::uint8_t index);
 std::uint8_t index_of(const Algorithm& algorithm);
 
-void barrier_direct(Board& board, const Call& call);
-void broadcast_direct(Board& board, const Call& call);
-void allreduce_direct(Board& board, const Call& call);
-void allreduce_pipelined(Board& board, const Call& call);
-void reduce_direct(Board& board, const Call& call);
-void reduce_pipelined(Board& board, const Call& call);
-void allgather_direct(Board& board, const Call& call);
-void gather_direct(Board& board, const Call& call);
-void scatter_direct(Board& board, const Call& call);
-void alltoall_direct(Board& board, const Call& call);
-void gatherv_direct(Board& board, const Call& call);
-void scatterv_direct(Board& board, const Call& call);
-void alltoallv_direct(Board& board, const Call& call);
-void reduce_scatter_direct(Board& board, const Call& call);
+void barrier_one_shot(Board& board, const CollectiveTask& task);
+void broadcast_one_shot(Board& board, const CollectiveTask& task);
+void allreduce_one_shot(Board& board, const CollectiveTask& task);
+void allreduce_two_shot(Board& board, const CollectiveTask& task);
+void reduce_one_shot(Board& board, const CollectiveTask& task);
+void reduce_two_shot(Board& board, const CollectiveTask& task);
+void allgather_one_shot(Board& board, const CollectiveTask& task);
+void gather_one_shot(Board& board, const CollectiveTask& task);
+void scatter_one_shot(Board& board, const CollectiveTask& task);
+void alltoall_one_shot(Board& board, const CollectiveTask& task);
+void gatherv_one_shot(Board& board, const CollectiveTask& task);
+void scatterv_one_shot(Board& board, const CollectiveTask& task);
+void alltoallv_one_shot(Board& board, const CollectiveTask& task);
+void reduce_scatter_one_shot(Board& board, const CollectiveTask& task);
 
-void barrier_exchange(Board& board, Wire& wire, const Call& call);
-void allreduce_exchange(Board& board, Wire& wire, const Call& call);
-void allreduce_lanes(Board& board, Wire& wire, const Call& call);
-void reduce_lanes(Board& board, Wire& wire, const Call& call);
-void reduce_scatter_lanes(Board& board, Wire& wire, const Call& call);
-void broadcast_relay(Board& board, Wire& wire, const Call& call);
-void allgather_lanes(Board& board, Wire& wire, const Call& call);
-void exchange_pairs(Board& board, Wire& wire, const Call& call);
+void barrier_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void allreduce_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void allreduce_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void reduce_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void reduce_scatter_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void broadcast_tree(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void allgather_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void alltoall_pairwise(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 
 }  // namespace tccl

@@ -13,7 +13,7 @@
 namespace tccl {
 namespace {
 
-constexpr int kMostCores = 1 << 16;  // more than any kernel is built for
+constexpr int kMaxCores = 1 << 16;  // more than any kernel is built for
 
 /// cpu_set_t ends at 1024 cores; kernels need not.
 class CoreSet {
@@ -45,7 +45,7 @@ class CoreSet {
 int parse_core(std::string_view* text) {
   int core = -1;
   const auto [end, problem] = std::from_chars(text->data(), text->data() + text->size(), core);
-  if (problem != std::errc() || core < 0 || core >= kMostCores)
+  if (problem != std::errc() || core < 0 || core >= kMaxCores)
     throw Error(Errc::invalid_argument, "must be auto or cores, such as 0,1,28-31");
   text->remove_prefix(static_cast<std::size_t>(end - text->data()));
   return core;
@@ -86,7 +86,7 @@ std::string cores_text(std::span<const int> cores) {
 }
 
 std::vector<int> cores_of_this_thread() {
-  for (int size = CPU_SETSIZE; size <= kMostCores; size *= 2) {
+  for (int size = CPU_SETSIZE; size <= kMaxCores; size *= 2) {
     const CoreSet set(size);
     if (::sched_getaffinity(0, set.bytes(), set.get()) != 0) {
       if (errno == EINVAL) continue;  // the kernel knows more cores than that
@@ -102,7 +102,7 @@ std::vector<int> cores_of_this_thread() {
 
 bool pin(pthread_t thread, std::span<const int> cores) {
   if (cores.empty()) return false;
-  for (int size = CPU_SETSIZE; size <= kMostCores; size *= 2) {
+  for (int size = CPU_SETSIZE; size <= kMaxCores; size *= 2) {
     if (std::ranges::max(cores) >= size) continue;
     CoreSet wanted(size);
     const CoreSet before(size);

@@ -9,7 +9,7 @@
 #include <map>
 #include <mutex>
 
-#include "base/fork_guard.h"
+#include "base/fork_hook.h"
 #include "base/system_error.h"
 
 namespace tccl {
@@ -49,7 +49,7 @@ std::size_t page_bytes() {
   return bytes;
 }
 
-std::size_t whole_pages(std::size_t bytes) {
+std::size_t round_up_to_pages(std::size_t bytes) {
   return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
 }
 

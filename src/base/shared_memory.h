@@ -16,7 +16,7 @@ namespace tccl {
 /// Of this machine.
 std::size_t page_bytes();
 /// So many bytes that they fill whole pages: at least as many.
-std::size_t whole_pages(std::size_t bytes);
+std::size_t round_up_to_pages(std::size_t bytes);
 
 class SharedMemory {
  public:

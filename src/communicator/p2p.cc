@@ -16,8 +16,8 @@ namespace {
 /// Eager messages that a receiver has not claimed may take this much of its memory per sender;
 /// after that even small messages are announced.
 constexpr std::uint64_t kUnclaimedBytes = 1u << 20;
-/// A sender that finds no room knocks this often.
-constexpr auto kKnockPeriod = std::chrono::milliseconds(5);
+/// A sender that finds no room progress_signal this often.
+constexpr auto kWakeInterval = std::chrono::milliseconds(5);
 /// At the end: for messages that were sent to ranks that have not taken them yet.
 constexpr std::chrono::milliseconds kLastWords{10'000};
 /// What an unclaimed message costs the receiver besides its bytes.
@@ -46,26 +46,26 @@ std::string P2pWork::description() const { return engine_->describe(*this); }
 
 bool P2pWork::cancel() noexcept { return !is_inherited() && engine_->cancel(*this); }
 
-P2p::P2p(std::shared_ptr<Members> members, std::unique_ptr<ofi::Mailbox> mailbox,
+P2p::P2p(std::shared_ptr<Members> members, std::unique_ptr<ofi::OfiP2p> ofi_p2p,
          std::size_t eager_bytes, Progress& progress, WorkState::Submit run_elsewhere,
-         std::function<void()> poll_interrupt, Patience patience)
+         std::function<void()> poll_interrupt, BackoffPolicy backoff)
     : owned_members_(std::move(members)),
       members_(*owned_members_),
-      mailbox_(std::move(mailbox)),
+      ofi_p2p_(std::move(ofi_p2p)),
       eager_bytes_(eager_bytes),
       progress_(progress),
       run_elsewhere_(std::move(run_elsewhere)),
       poll_interrupt_(std::move(poll_interrupt)),
-      patience_(patience),
+      backoff_(backoff),
       outgoing_(static_cast<std::size_t>(members_.size())),
       incoming_(static_cast<std::size_t>(members_.size())) {
   for (int rank = 0; rank < members_.size(); ++rank) {
     auto& link = outgoing_[static_cast<std::size_t>(rank)].link;
     if (members_.is_local(rank))
-      link = std::make_unique<shm::ShmLink>(members_.local(), members_.layout().place_of(rank),
+      link = std::make_unique<shm::ShmLink>(members_.local(), members_.host_map().local_rank(rank),
                                             eager_bytes_);
     else
-      link = mailbox_->link_to(rank);
+      link = ofi_p2p_->link_to(rank);
   }
 }
 
@@ -88,7 +88,7 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
     finished = take_finished_locked();
   }
   complete(finished);
-  if (!work->done() || needs_progress()) progress_.kick();
+  if (!work->done() || needs_progress()) progress_.notify();
   return work;
 }
 
@@ -120,7 +120,7 @@ bool P2p::advance(bool look_for_trouble) {
 bool P2p::advance_locked() {
   bool moved = false;
   try {
-    if (mailbox_) mailbox_->collect();
+    if (ofi_p2p_) ofi_p2p_->collect();
     for (int rank = 0; rank < members_.size(); ++rank) moved |= take_cells(rank);
     for (int rank = 0; rank < members_.size(); ++rank) moved |= push_cells(rank);
   } catch (const Error& error) {
@@ -171,7 +171,7 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
   struct Leaving {
     P2p& engine;
     ~Leaving() {
-      if (engine.needs_progress()) engine.progress_.kick();  // nobody attends to it any more
+      if (engine.needs_progress()) engine.progress_.notify();  // nobody attends to it any more
     }
   } leaving{*this};
   auto next_poll = Clock::now() + kInterruptPeriod;
@@ -192,25 +192,25 @@ void P2p::attend_until(P2pWork& work, Deadline deadline) {
     return work.done() || Clock::now() >= deadline;
   };
   // As long as something moves it is too early to sleep: each turn begins with spinning.
-  auto next_look = Clock::now() + kSleepSlice;
+  auto next_look = Clock::now() + kSleepInterval;
   while (!work.done() && Clock::now() < deadline) {
-    if (!wait_briefly(something_moves, patience_)) sleep_for(work, something_moves, give_up);
+    if (!spin_then_yield(something_moves, backoff_)) sleep_for(work, something_moves, give_up);
     if (Clock::now() < next_look) continue;
-    next_look = Clock::now() + kSleepSlice;
+    next_look = Clock::now() + kSleepInterval;
     give_up();
   }
 }
 
-/// A rank of this host rings the bell; data of another host shows at the network's descriptor.
+/// A rank of this host rings the doorbell; data of another host shows at the network's descriptor.
 void P2p::sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,
                     FunctionRef<bool()> give_up) {
   const int peer = work.operation_.root;
-  if (!mailbox_ || (peer != kAnySource && members_.is_local(peer))) {
-    sleep_until(members_.local().mine().p2p_bell, something_moves, give_up);
+  if (!ofi_p2p_ || (peer != kAnySource && members_.is_local(peer))) {
+    sleep_until(members_.local().mine().p2p_doorbell, something_moves, give_up);
     return;
   }
-  const auto slice = peer == kAnySource ? std::chrono::milliseconds(1) : kSleepSlice;
-  while (!something_moves() && !give_up()) mailbox_->network().endpoint().sleep(slice);
+  const auto slice = peer == kAnySource ? std::chrono::milliseconds(1) : kSleepInterval;
+  while (!something_moves() && !give_up()) ofi_p2p_->network().endpoint().sleep(slice);
 }
 
 // --- receiving ---
@@ -331,7 +331,7 @@ bool P2p::push_cells(int destination) {
 bool P2p::push_one(Outgoing& to) {
   if (to.grants.empty() && to.unannounced.empty() && to.granted.empty()) return false;
   if (!to.link->has_room()) {
-    knock(to);
+    wake_progress_thread(to);
     return false;
   }
   if (!to.grants.empty()) {
@@ -346,11 +346,11 @@ bool P2p::push_one(Outgoing& to) {
 }
 
 /// More than once: the receiver may not have entered the group yet.
-void P2p::knock(Outgoing& to) {
+void P2p::wake_progress_thread(Outgoing& to) {
   const auto now = Clock::now();
-  if (now - to.last_knock < kKnockPeriod) return;
-  to.last_knock = now;
-  to.link->knock();
+  if (now - to.last_wake < kWakeInterval) return;
+  to.last_wake = now;
+  to.link->wake_progress_thread();
 }
 
 void P2p::announce(Outgoing& to) {
@@ -416,10 +416,10 @@ void P2p::complete(const std::vector<WorkPtr>& finished) {
   }
   for (const WorkPtr& work : finished)
     work->complete(work->pending_error_, Waiting::submit_for(*work, run_elsewhere_));
-  ring_fence();
+  doorbell_fence();
   members_.local()
       .mine()
-      .p2p_bell.ring_if_asleep();  // another thread here may wait for one of them
+      .p2p_doorbell.ring_if_sleeping();  // another thread here may wait for one of them
   completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()
 }
 
@@ -434,10 +434,10 @@ void P2p::look_for_trouble() {
 }
 
 std::exception_ptr P2p::trouble_with(P2pWork& work) {
-  Absence absence = Absence::none;
-  const int lost = lost_peer(work, &absence);
-  if (absence != Absence::none)
-    return std::make_exception_ptr(members_.loss_of(lost, describe(work)));
+  PeerState state_of = PeerState::alive;
+  const int lost = lost_peer(work, &state_of);
+  if (state_of != PeerState::alive)
+    return std::make_exception_ptr(members_.peer_lost_error(lost, describe(work)));
   watch_heartbeat(work);
   return Clock::now() >= work.deadline_ ? timed_out(work) : nullptr;
 }
@@ -451,34 +451,34 @@ void P2p::watch_heartbeat(P2pWork& work) const {
 }
 
 /// A rank that has left is not gone before its last message has come.
-Absence P2p::absence(int rank) const {
-  const Absence seen = members_.absence(rank);
-  const bool more_comes = seen == Absence::left && !members_.is_local(rank) &&
+PeerState P2p::state_of(int rank) const {
+  const PeerState seen = members_.state_of(rank);
+  const bool more_comes = seen == PeerState::left && !members_.is_local(rank) &&
                           !outgoing_[static_cast<std::size_t>(rank)].link->is_drained();
-  return more_comes ? Absence::none : seen;
+  return more_comes ? PeerState::alive : seen;
 }
 
 /// The peer without which the operation cannot end. A receive from anyone ends with the first
 /// death, or when everyone has left.
-int P2p::lost_peer(const P2pWork& work, Absence* absence) const {
+int P2p::lost_peer(const P2pWork& work, PeerState* state_of) const {
   if (work.operation_.root != kAnySource) {
-    if (work.operation_.root != members_.rank()) *absence = this->absence(work.operation_.root);
+    if (work.operation_.root != members_.rank()) *state_of = this->state_of(work.operation_.root);
     return work.operation_.root;
   }
   int left = 0;
   int last = -1;
   for (int rank = 0; rank < members_.size(); ++rank) {
     if (rank == members_.rank()) continue;
-    const Absence a = this->absence(rank);
-    if (a == Absence::none) continue;
+    const PeerState a = this->state_of(rank);
+    if (a == PeerState::alive) continue;
     last = rank;
     ++left;
-    if (a == Absence::died) {
-      *absence = a;
+    if (a == PeerState::died) {
+      *state_of = a;
       return rank;
     }
   }
-  if (left != 0 && left == members_.size() - 1) *absence = Absence::left;
+  if (left != 0 && left == members_.size() - 1) *state_of = PeerState::left;
   return last;
 }
 
@@ -556,8 +556,8 @@ void P2p::close() noexcept {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  if (mailbox_) mailbox_->close(deadline_after(kLastWords));
-  // Whoever waits has nothing left to wait for, but may still be about to leave its bell.
+  if (ofi_p2p_) ofi_p2p_->close(deadline_after(kLastWords));
+  // Whoever waits has nothing left to wait for, but may still be about to leave its doorbell.
   while (is_attended() || completing_.load(std::memory_order_acquire) != 0) sched_yield();
 }
 

@@ -19,10 +19,10 @@
 #include <set>
 #include <vector>
 
-#include "communicator/work.h"
+#include "communicator/work_state.h"
 #include "transport/link.h"
 #include "transport/members.h"
-#include "transport/ofi/mailbox.h"
+#include "transport/ofi/ofi_p2p.h"
 
 namespace tccl {
 
@@ -55,10 +55,10 @@ class P2p : public std::enable_shared_from_this<P2p> {
  public:
   /// Callbacks of completed work run through `run_elsewhere`: the threads that move data must not
   /// run user code, which may wait for that very data.
-  /// `mailbox` is for ranks of other hosts, if there are any.
-  P2p(std::shared_ptr<Members> members, std::unique_ptr<ofi::Mailbox> mailbox,
+  /// `ofi_p2p` is for ranks of other hosts, if there are any.
+  P2p(std::shared_ptr<Members> members, std::unique_ptr<ofi::OfiP2p> ofi_p2p,
       std::size_t eager_bytes, Progress& progress, WorkState::Submit run_elsewhere,
-      std::function<void()> poll_interrupt, Patience patience);
+      std::function<void()> poll_interrupt, BackoffPolicy backoff);
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
   bool cancel(const P2pWork& work);
@@ -71,7 +71,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   }
   /// Also when all works are done, something may not have left for another host yet.
   [[nodiscard]] bool needs_progress() const noexcept {
-    return has_outstanding() || (mailbox_ && mailbox_->is_sending());
+    return has_outstanding() || (ofi_p2p_ && ofi_p2p_->is_sending());
   }
   /// A thread in wait() moves the data itself; the progress thread need not. Nor need it step in
   /// between two waits: it would only be in the way.
@@ -106,7 +106,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   struct Outgoing {
     std::unique_ptr<Link> link;
     std::uint64_t eager_sent = 0;
-    Clock::time_point last_knock;
+    Clock::time_point last_wake;
     std::deque<std::uint64_t> grants;  // of messages announced by that rank
     std::deque<WorkPtr> unannounced;
     std::map<std::uint64_t, WorkPtr> awaiting_grant;
@@ -136,15 +136,15 @@ class P2p : public std::enable_shared_from_this<P2p> {
   bool push_cells(int destination);
   bool push_one(Outgoing& to);
   void announce(Outgoing& to);
-  void knock(Outgoing& to);
+  void wake_progress_thread(Outgoing& to);
   void push_piece(Outgoing& to);
   [[nodiscard]] bool may_be_eager(const Outgoing& to, std::uint64_t bytes) const;
   std::vector<WorkPtr> take_finished_locked();
 
   void look_for_trouble();
   [[nodiscard]] std::exception_ptr trouble_with(P2pWork& work);
-  [[nodiscard]] Absence absence(int rank) const;
-  [[nodiscard]] int lost_peer(const P2pWork& work, Absence* absence) const;
+  [[nodiscard]] PeerState state_of(int rank) const;
+  [[nodiscard]] int lost_peer(const P2pWork& work, PeerState* state_of) const;
   [[nodiscard]] std::string describe(const P2pWork& work) const;
   void watch_heartbeat(P2pWork& work) const;
   [[nodiscard]] std::exception_ptr timed_out(P2pWork& work) const;
@@ -154,12 +154,12 @@ class P2p : public std::enable_shared_from_this<P2p> {
 
   std::shared_ptr<Members> owned_members_;
   Members& members_;
-  std::unique_ptr<ofi::Mailbox> mailbox_;
+  std::unique_ptr<ofi::OfiP2p> ofi_p2p_;
   std::size_t eager_bytes_;
   Progress& progress_;
   WorkState::Submit run_elsewhere_;
   std::function<void()> poll_interrupt_;
-  Patience patience_;
+  BackoffPolicy backoff_;
   std::atomic<int> waiters_{0};
   std::atomic<Clock::time_point> last_attended_{};  // relaxed: hints, both
   std::atomic<Clock::time_point> last_look_{};      // for trouble

@@ -19,7 +19,7 @@ constexpr auto kNap = std::chrono::milliseconds(1);
 constexpr auto kAttendedNap = std::chrono::milliseconds(50);
 /// After something moved, more is likely to follow at once.
 constexpr auto kStayAwake = std::chrono::microseconds(200);
-/// Traffic comes in bursts: within this time a new operation needs no kick.
+/// Traffic comes in bursts: within this time a new operation needs no notify.
 constexpr auto kStayAlert = std::chrono::milliseconds(100);
 /// Whoever has just waited for messages will probably do so again.
 constexpr auto kRecently = std::chrono::milliseconds(1);
@@ -32,37 +32,37 @@ constexpr auto kLongSleep = std::chrono::seconds(1);
 struct Progress::State {
   std::mutex mutex;
   std::vector<std::weak_ptr<P2p>> engines;
-  std::function<bool()> chore;
-  std::shared_ptr<Knocks> knocks;  // also what the thread sleeps on
+  std::function<bool()> poll_hook;
+  std::shared_ptr<ProgressSignal> progress_signal;  // also what the thread sleeps on
   std::atomic<bool> fast_asleep{false};
   std::atomic<bool> stopping{false};
 
   void wake() noexcept {
-    knocks->fetch_add(1, std::memory_order_release);  // pairs with the load in run()
-    futex_wake_all(*knocks, FutexScope::shared);
+    progress_signal->fetch_add(1, std::memory_order_release);  // pairs with the load in run()
+    futex_wake_all(*progress_signal, FutexScope::shared);
   }
 
   void run() {
     Clock::time_point last_moved;
     Clock::time_point last_busy;
-    Clock::time_point last_kicked;
+    Clock::time_point last_signalled;
     std::uint32_t last_seen = 0;
     while (!stopping.load(std::memory_order_acquire)) {
-      const std::uint32_t seen = knocks->load(std::memory_order_acquire);
-      const bool knocked = std::exchange(last_seen, seen) != seen;
+      const std::uint32_t seen = progress_signal->load(std::memory_order_acquire);
+      const bool signalled = std::exchange(last_seen, seen) != seen;
       bool moved = false;
       bool attended = true;
-      const bool busy = look_at(knocked, &moved, &attended);
+      const bool busy = look_at(signalled, &moved, &attended);
       const auto now = Clock::now();
       if (moved) last_moved = now;
-      if (knocked) last_kicked = now;
+      if (signalled) last_signalled = now;
       if (busy) last_busy = now;
       const bool alert =
-          busy ? !attended || now - last_kicked < kStayAlert : now - last_busy < kStayAlert;
+          busy ? !attended || now - last_signalled < kStayAlert : now - last_busy < kStayAlert;
       if (now - last_moved < kStayAwake) {
         sched_yield();
       } else if (alert) {
-        futex_wait(*knocks, seen, kNap, FutexScope::shared);
+        futex_wait(*progress_signal, seen, kNap, FutexScope::shared);
       } else {
         sleep_fast(seen);
       }
@@ -77,17 +77,17 @@ struct Progress::State {
     bool attended = true;
     const bool busy = look_at(/*everyone=*/false, &moved, &attended);
     if (!busy) {
-      futex_wait(*knocks, seen, kLongSleep, FutexScope::shared);
+      futex_wait(*progress_signal, seen, kLongSleep, FutexScope::shared);
     } else if (attended) {
-      futex_wait(*knocks, seen, kAttendedNap, FutexScope::shared);
+      futex_wait(*progress_signal, seen, kAttendedNap, FutexScope::shared);
     }
     fast_asleep.store(false, std::memory_order_relaxed);
   }
 
-  bool do_chore() {
+  bool run_poll_hook() {
     const std::lock_guard lock(mutex);
     try {
-      return chore && chore();
+      return poll_hook && poll_hook();
     } catch (const std::exception&) {
       return false;  // whoever waits for it finds out, too, and can say so
     }
@@ -107,7 +107,7 @@ struct Progress::State {
         if (outstanding || (engine && everyone)) engines_to_see.push_back(std::move(engine));
       }
     }
-    if (do_chore()) {
+    if (run_poll_hook()) {
       busy = true;
       *attended = false;
     }
@@ -124,8 +124,9 @@ struct Progress::State {
   }
 };
 
-Progress::Progress(std::shared_ptr<Knocks> knocks) : state_(std::make_shared<State>()) {
-  state_->knocks = std::move(knocks);
+Progress::Progress(std::shared_ptr<ProgressSignal> progress_signal)
+    : state_(std::make_shared<State>()) {
+  state_->progress_signal = std::move(progress_signal);
   thread_ = std::thread([state = state_] { state->run(); });
 }
 
@@ -135,12 +136,12 @@ void Progress::add(const std::shared_ptr<P2p>& engine) {
   state_->engines.push_back(engine);
 }
 
-void Progress::set_chore(std::function<bool()> chore) {
+void Progress::set_poll_hook(std::function<bool()> poll_hook) {
   const std::lock_guard lock(state_->mutex);
-  state_->chore = std::move(chore);
+  state_->poll_hook = std::move(poll_hook);
 }
 
-void Progress::kick() noexcept {
+void Progress::notify() noexcept {
   std::atomic_thread_fence(
       std::memory_order_seq_cst);  // operation stored, then look; pairs with run
   if (state_->fast_asleep.load(std::memory_order_relaxed)) state_->wake();

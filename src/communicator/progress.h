@@ -3,8 +3,8 @@
 // It never waits for a peer and never runs user code: it looks at each communicator that has sends
 // or receives under way and that no thread attends in wait(). While there are any it looks once a
 // millisecond (and at once again after something moved); while all of them are attended, less
-// often; otherwise it sleeps until kicked, or until a peer knocks whose messages nobody here has
-// taken. Thread-safe.
+// often; otherwise it sleeps until kicked, or until a peer progress_signal whose messages nobody
+// here has taken. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -17,20 +17,20 @@ namespace tccl {
 
 class P2p;
 
-/// Rises when a peer knocks; in shared memory.
-using Knocks = std::atomic<std::uint32_t>;
+/// Rises when a peer progress_signal; in shared memory.
+using ProgressSignal = std::atomic<std::uint32_t>;
 
 class Progress {
  public:
-  explicit Progress(std::shared_ptr<Knocks> knocks);
+  explicit Progress(std::shared_ptr<ProgressSignal> progress_signal);
   ~Progress() { stop(); }
 
   void add(const std::shared_ptr<P2p>& engine);
   /// What else moves only if somebody moves it: messages to other hosts, of collectives that this
   /// rank has finished. Returns whether any are left.
-  void set_chore(std::function<bool()> chore);
+  void set_poll_hook(std::function<bool()> poll_hook);
   /// Something is under way. Costs a system call only if the thread is fast asleep.
-  void kick() noexcept;
+  void notify() noexcept;
   void stop() noexcept;
 
  private:

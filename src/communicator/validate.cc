@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/format.h"
-#include "base/op_kinds.h"
+#include "operation/op_traits.h"
 #include "tccl/error.h"
 
 namespace tccl {

@@ -66,7 +66,7 @@ constexpr auto before_cut(Int bits, int shift) {
 }
 
 /// A format by its codes without sign. The rest of the bits are the exponent.
-struct Layout {
+struct HostMap {
   int mantissa_bits;
   int bias;
   int first_special;  ///< smallest code that is infinity or NaN
@@ -74,7 +74,7 @@ struct Layout {
   int nan;            ///< the sign bit itself in the formats "fnuz", which have no negative zero
 };
 
-template <typename CodeType, Layout kLayout>
+template <typename CodeType, HostMap kLayout>
 struct NarrowFloat {
   using Code = CodeType;
 
@@ -133,12 +133,12 @@ struct NarrowFloat {
   }
 };
 
-using Float16 = NarrowFloat<std::uint16_t, Layout{10, 15, 0x7c00, 0x7c00, 0x7e00}>;
+using Float16 = NarrowFloat<std::uint16_t, HostMap{10, 15, 0x7c00, 0x7c00, 0x7e00}>;
 // e4m3fn has no infinity; like torch 2.13 it saturates, while fnuz overflows to NaN.
-using Float8E4m3fn = NarrowFloat<std::uint8_t, Layout{3, 7, 0x7f, 0x7e, 0x7f}>;
-using Float8E5m2 = NarrowFloat<std::uint8_t, Layout{2, 15, 0x7c, 0x7c, 0x7f}>;
-using Float8E4m3fnuz = NarrowFloat<std::uint8_t, Layout{3, 8, 0x80, 0x80, 0x80}>;
-using Float8E5m2fnuz = NarrowFloat<std::uint8_t, Layout{2, 16, 0x80, 0x80, 0x80}>;
+using Float8E4m3fn = NarrowFloat<std::uint8_t, HostMap{3, 7, 0x7f, 0x7e, 0x7f}>;
+using Float8E5m2 = NarrowFloat<std::uint8_t, HostMap{2, 15, 0x7c, 0x7c, 0x7f}>;
+using Float8E4m3fnuz = NarrowFloat<std::uint8_t, HostMap{3, 8, 0x80, 0x80, 0x80}>;
+using Float8E5m2fnuz = NarrowFloat<std::uint8_t, HostMap{2, 16, 0x80, 0x80, 0x80}>;
 
 /// The upper half of a float32: same exponents, so denormals and overflow need no care.
 struct BFloat16 {

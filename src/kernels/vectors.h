@@ -95,7 +95,7 @@ inline void copy_few(unsigned char* to, const unsigned char* from, std::size_t b
   if ((bytes & 1) != 0) *to = *from;
 }
 
-/// Lane i of the result is lane `from(i)` of the vector.
+/// OperationQueue i of the result is lane `from(i)` of the vector.
 template <typename V, typename From, std::size_t... kLane>
 [[gnu::always_inline]] inline V permuted(V vector, From, std::index_sequence<kLane...>) {
   return __builtin_shufflevector(vector, vector, From{}(kLane)...);

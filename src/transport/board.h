@@ -44,7 +44,7 @@ class Board {
   [[nodiscard]] virtual std::size_t chunk_bytes() const noexcept = 0;
 
   /// Where a rank's memory lies, as all ranks know it; 0 for memory that they cannot reach.
-  using Place = std::uint64_t;
+  using Offset = std::uint64_t;
   static constexpr int kEveryone = -1;
 
   virtual Slot open_step() = 0;
@@ -55,24 +55,24 @@ class Board {
   virtual void count_from_here() = 0;
 
   // --- memory that peers can reach (Context::allocate) ---
-  [[nodiscard]] virtual Place place_of(const void* memory, std::size_t bytes) const = 0;
-  /// A peer's memory at a place that it named in this operation.
-  [[nodiscard]] virtual std::byte* at(int peer, Place place) const = 0;
-  /// Lets `reader` read this memory in place instead of a slot, if it can be reached. Everyone to
-  /// whom it was lent must borrow it in the same operation, which ends here when they have ended
-  /// it.
-  virtual Place lend(const void* memory, std::size_t bytes, int reader) = 0;
-  virtual const std::byte* borrow(int peer, Place place) = 0;
+  [[nodiscard]] virtual Offset offset_of(const void* memory, std::size_t bytes) const = 0;
+  /// A peer's memory at a offset that it named in this operation.
+  [[nodiscard]] virtual std::byte* at(int peer, Offset offset) const = 0;
+  /// Lets `reader` read this memory in offset instead of a slot, if it can be reached. Everyone to
+  /// whom it was remote must read_in_place it in the same operation, which ends here when they have
+  /// ended it.
+  virtual Offset publish_in_place(const void* memory, std::size_t bytes, int reader) = 0;
+  virtual const std::byte* read_in_place(int peer, Offset offset) = 0;
   /// From the next post() to the end of the operation, peers may write there; if it fails, what
   /// they still write is lost.
-  virtual void expose(std::byte* memory, std::size_t bytes) = 0;
-  virtual void conceal() = 0;
+  virtual void open_window(std::byte* memory, std::size_t bytes) = 0;
+  virtual void close_window() = 0;
   /// Throws if the group has failed: what peers have may no longer be what it was.
-  virtual void require_unharmed() const = 0;
+  virtual void check_alive() const = 0;
 
   /// What messages to people call a rank of the board: its number in the whole group, which may
   /// have ranks on other hosts.
-  [[nodiscard]] virtual int number(int rank) const = 0;
+  [[nodiscard]] virtual int global_rank(int rank) const = 0;
   /// For messages: "allreduce #812 of group tp".
   [[nodiscard]] virtual std::string operation() const = 0;
 

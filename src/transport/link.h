@@ -35,7 +35,7 @@ class Link {
   /// After one or more posts.
   virtual void wake_receiver() = 0;
   /// The receiver may be busy elsewhere, with no receive that would make it look.
-  virtual void knock() = 0;
+  virtual void wake_progress_thread() = 0;
 
   // --- from the rank ---
   using Take = FunctionRef<void(const CellHeader& header, const std::byte* payload)>;

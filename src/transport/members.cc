@@ -37,12 +37,12 @@ struct LeaveCounts {
 
 }  // namespace
 
-Members::Members(std::shared_ptr<shm::Group> local, Layout layout, const Peers& peers,
-                 Control* control)
+Members::Members(std::shared_ptr<shm::Group> local, HostMap host_map, const Peers& peers,
+                 ControlPlane* control)
     : local_(std::move(local)),
       uid_(local_->identity().uid),
-      layout_(std::move(layout)),
-      rank_(local_->number(local_->rank())),
+      host_map_(std::move(host_map)),
+      rank_(local_->global_rank(local_->rank())),
       control_(control) {
   for (const auto& peer : peers) {
     remotes_.push_back(std::make_unique<RemoteState>());
@@ -51,26 +51,26 @@ Members::Members(std::shared_ptr<shm::Group> local, Layout layout, const Peers& 
 }
 
 std::string Members::who(int rank) const {
-  if (is_local(rank)) return local_->who(local_index(rank));
+  if (is_local(rank)) return local_->who(local_rank(rank));
   return formatted("rank {} ({})", rank, peer(rank)->where());
 }
 
-Absence Members::absence(int rank) const noexcept {
-  if (is_local(rank)) return local_->absence(local_index(rank));
+PeerState Members::state_of(int rank) const noexcept {
+  if (is_local(rank)) return local_->state_of(local_rank(rank));
   const RemoteState& other = remote(rank);
-  if (other.left.load(std::memory_order_acquire)) return Absence::left;
-  switch (other.peer->end()) {
-    case RemotePeer::End::none:
-      return Absence::none;
-    case RemotePeer::End::goodbye:
-      return Absence::left;
+  if (other.left.load(std::memory_order_acquire)) return PeerState::left;
+  switch (other.peer->state()) {
+    case RemoteProcess::State::alive:
+      return PeerState::alive;
+    case RemoteProcess::State::departed:
+      return PeerState::left;
     default:
-      return Absence::died;
+      return PeerState::died;
   }
 }
 
 std::uint32_t Members::heartbeat(int rank) const noexcept {
-  if (is_local(rank)) return local_->peer(local_index(rank)).heartbeat();
+  if (is_local(rank)) return local_->peer(local_rank(rank)).beats();
   // The moment of its last sign of life, to a tenth of a second.
   const auto last = Clock::now() - peer(rank)->silence();
   return static_cast<std::uint32_t>(last.time_since_epoch() / std::chrono::milliseconds(100));
@@ -79,22 +79,22 @@ std::uint32_t Members::heartbeat(int rank) const noexcept {
 std::string Members::unreachable_hosts() const {
   std::set<std::string> hosts;
   for (const auto& other : remotes_)
-    if (other->peer && other->peer->end() == RemotePeer::End::unreachable)
+    if (other->peer && other->peer->state() == RemoteProcess::State::unreachable)
       hosts.insert(other->peer->identity().host);
   std::string text = hosts.size() == 1 ? "" : "s";  // of "host"
   for (const std::string& host : hosts) text += (host == *hosts.begin() ? " " : ", ") + host;
   return text;
 }
 
-Error Members::loss_of(int rank, const std::string& operation) const {
-  if (is_local(rank)) return local_->loss_of(local_index(rank), operation);
-  switch (peer(rank)->end()) {
-    case RemotePeer::End::unreachable:
+Error Members::peer_lost_error(int rank, const std::string& operation) const {
+  if (is_local(rank)) return local_->peer_lost_error(local_rank(rank), operation);
+  switch (peer(rank)->state()) {
+    case RemoteProcess::State::unreachable:
       return {Errc::peer_lost,
               formatted("{} cannot be reached during {}: {} has no answer from host{}", who(rank),
                         operation, who(rank_), unreachable_hosts()),
               {rank}};
-    case RemotePeer::End::died:
+    case RemoteProcess::State::died:
       return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {rank}};
     default:
       return {Errc::peer_lost,
@@ -134,21 +134,21 @@ void Members::enter_first(int rank) {
 
 bool Members::will_never_come(int rank, Traffic traffic, std::uint64_t number) const noexcept {
   RemoteState& other = remote(rank);
-  const bool has_ended = other.peer->end() == RemotePeer::End::goodbye;
+  const bool has_ended = other.peer->state() == RemoteProcess::State::departed;
   if (!other.left.load(std::memory_order_acquire)) return has_ended;  // pairs with take_notice()
   return number >= other.sent_before_leaving.of(traffic).load(std::memory_order_relaxed);
 }
 
-void Members::knock(int rank) noexcept { tell(remote(rank), GroupNotice::knock, {}); }
+void Members::wake_progress_thread(int rank) noexcept { tell(remote(rank), GroupNotice::wake, {}); }
 
-std::vector<Members::RemoteState*> Members::states_of(const RemotePeer& peer) const {
+std::vector<Members::RemoteState*> Members::states_of(const RemoteProcess& peer) const {
   std::vector<RemoteState*> states;
   for (const auto& other : remotes_)
     if (other->peer.get() == &peer) states.push_back(other.get());
   return states;
 }
 
-void Members::take_notice(const RemotePeer& from, const Notice& notice) noexcept {
+void Members::take_notice(const RemoteProcess& from, const Notice& notice) noexcept {
   for (RemoteState* other : states_of(from)) {
     switch (static_cast<GroupNotice>(notice.kind)) {
       case GroupNotice::entered: {
@@ -173,7 +173,7 @@ void Members::take_notice(const RemotePeer& from, const Notice& notice) noexcept
         other->left.store(true, std::memory_order_release);  // pairs with will_never_come()
         break;
       }
-      case GroupNotice::knock:
+      case GroupNotice::wake:
         break;  // whoever serves the connection looks for messages
     }
   }
@@ -189,19 +189,19 @@ void Members::hear_of_failure(const std::string& text) noexcept {
 
 Notice Members::leave() noexcept {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(over_, true)) return last_words_;
-  last_words_ = {uid_, static_cast<std::uint32_t>(GroupNotice::left), {}};
+  if (std::exchange(over_, true)) return departure_notice_;
+  departure_notice_ = {uid_, static_cast<std::uint32_t>(GroupNotice::left), {}};
   if (local_->failed())
-    last_words_ = {uid_, static_cast<std::uint32_t>(GroupNotice::failed), encoded(failure())};
+    departure_notice_ = {uid_, static_cast<std::uint32_t>(GroupNotice::failed), encoded(failure())};
   for (const auto& other : remotes_)
     if (other->entered) tell_of_end(*other);
-  return last_words_;
+  return departure_notice_;
 }
 
 /// A group that has failed is not one that was left in order.
 void Members::tell_of_end(RemoteState& to) const noexcept {
-  if (static_cast<GroupNotice>(last_words_.kind) == GroupNotice::failed)
-    control_->tell(to.peer, last_words_);
+  if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
+    control_->tell(to.peer, departure_notice_);
   tell_of_leaving(to);
 }
 

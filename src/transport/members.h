@@ -13,48 +13,49 @@
 #include <string>
 #include <vector>
 
-#include "base/layout.h"
-#include "bootstrap/control.h"
-#include "bootstrap/liveness.h"
+#include "health/control_plane.h"
+#include "health/local_process.h"
+#include "topology/host_map.h"
 #include "transport/shm/group.h"
 
 namespace tccl {
 
-using shm::Absence;
+using shm::PeerState;
 
 /// Kinds of Notice.
-enum class GroupNotice : std::uint32_t { entered = 1, failed = 2, left = 3, knock = 4 };
+enum class GroupNotice : std::uint32_t { entered = 1, failed = 2, left = 3, wake = 4 };
 
 /// Messages of a group between two hosts are counted by kind, both those sent and those received.
 enum class Traffic : std::uint8_t { collective, point_to_point };
 
 class Members {
  public:
-  using Peers = std::vector<std::shared_ptr<RemotePeer>>;  // by rank; none: it is on this host
+  using Peers = std::vector<std::shared_ptr<RemoteProcess>>;  // by rank; none: it is on this host
 
   /// `peers` and `control` are needed only if there are other hosts.
-  Members(std::shared_ptr<shm::Group> local, Layout layout, const Peers& peers, Control* control);
+  Members(std::shared_ptr<shm::Group> local, HostMap host_map, const Peers& peers,
+          ControlPlane* control);
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
-  [[nodiscard]] int size() const noexcept { return layout_.ranks(); }
+  [[nodiscard]] int size() const noexcept { return host_map_.ranks(); }
   [[nodiscard]] const std::string& name() const noexcept { return local_->identity().name; }
   [[nodiscard]] std::uint64_t uid() const noexcept { return uid_; }
-  [[nodiscard]] const Layout& layout() const noexcept { return layout_; }
+  [[nodiscard]] const HostMap& host_map() const noexcept { return host_map_; }
   [[nodiscard]] shm::Group& local() const noexcept { return *local_; }
-  [[nodiscard]] bool is_local(int rank) const { return layout_.same_host(rank, rank_); }
-  [[nodiscard]] bool over_several_hosts() const noexcept { return layout_.hosts() > 1; }
+  [[nodiscard]] bool is_local(int rank) const { return host_map_.same_host(rank, rank_); }
+  [[nodiscard]] bool over_several_hosts() const noexcept { return host_map_.hosts() > 1; }
   /// Of a rank of another host.
-  [[nodiscard]] const std::shared_ptr<RemotePeer>& peer(int rank) const {
+  [[nodiscard]] const std::shared_ptr<RemoteProcess>& peer(int rank) const {
     return remote(rank).peer;
   }
 
   /// "rank 3 (host b, pid 4711)"
   [[nodiscard]] std::string who(int rank) const;
-  [[nodiscard]] Absence absence(int rank) const noexcept;
+  [[nodiscard]] PeerState state_of(int rank) const noexcept;
   /// A number that changes as long as the rank shows signs of life.
   [[nodiscard]] std::uint32_t heartbeat(int rank) const noexcept;
   /// Why `operation` cannot do without `rank`, which is absent.
-  [[nodiscard]] Error loss_of(int rank, const std::string& operation) const;
+  [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 
   // --- death of the group ---
   [[nodiscard]] bool failed() const noexcept { return local_->failed(); }
@@ -83,11 +84,11 @@ class Members {
   /// whose process has ended in order without a word of this group has never sent any.
   [[nodiscard]] bool will_never_come(int rank, Traffic traffic,
                                      std::uint64_t number) const noexcept;
-  void knock(int rank) noexcept;
+  void wake_progress_thread(int rank) noexcept;
   /// From another host.
-  void take_notice(const RemotePeer& from, const Notice& notice) noexcept;
-  /// Tells the other hosts; nothing is told, or heard, afterwards. Returns what to tell those who
-  /// come late.
+  void take_notice(const RemoteProcess& from, const Notice& notice) noexcept;
+  /// Tells the other hosts; nothing is told, or note_heard, afterwards. Returns what to tell those
+  /// who come late.
   Notice leave() noexcept;
 
  private:
@@ -99,7 +100,7 @@ class Members {
     }
   };
   struct RemoteState {
-    std::shared_ptr<RemotePeer> peer;
+    std::shared_ptr<RemoteProcess> peer;
     std::atomic<bool> entered{false};  // set under mutex_
     Counters sent;
     Counters sent_before_leaving;
@@ -109,25 +110,25 @@ class Members {
     return *remotes_[static_cast<std::size_t>(rank)];
   }
   void enter_first(int rank);
-  [[nodiscard]] int local_index(int rank) const { return layout_.place_of(rank); }
+  [[nodiscard]] int local_rank(int rank) const { return host_map_.local_rank(rank); }
   void tell(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
   void tell_of_leaving(RemoteState& to) const noexcept;
   void tell_of_end(RemoteState& to) const noexcept;
   void tell_of_failure(RemoteState& to) const noexcept;
   void hear_of_failure(const std::string& text) noexcept;
-  [[nodiscard]] std::vector<RemoteState*> states_of(const RemotePeer& peer) const;
+  [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
   [[nodiscard]] std::string unreachable_hosts() const;
 
   std::shared_ptr<shm::Group> local_;
   std::uint64_t uid_;
-  Layout layout_;
+  HostMap host_map_;
   int rank_;
   std::vector<std::unique_ptr<RemoteState>> remotes_;
-  Control* control_;
+  ControlPlane* control_;
   mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::entered
   bool told_ = false;         // those who have entered know of the failure
   bool over_ = false;
-  Notice last_words_;  // once it is over
+  Notice departure_notice_;  // once it is over
 };
 
 }  // namespace tccl

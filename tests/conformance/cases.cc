@@ -17,11 +17,12 @@ using tccl::ReduceOp;
 
 namespace {
 
-constexpr int kMostRanksCoveredInFull = 4;
+constexpr int kMaxRanksCoveredInFull = 4;
 constexpr std::uint64_t kCaseStream = 1;
 constexpr std::uint64_t kOrderStream = 2;
 
-constexpr std::array kPatternNames = {"none", "ring", "tags", "fifo", "any_source", "exchange"};
+constexpr std::array kPatternNames = {"none", "ring",       "tags",
+                                      "fifo", "any_source", "leader_alltoall"};
 constexpr std::array kMembersNames = {"world", "halves", "reversed", "fresh"};
 constexpr std::array kIssueNames = {"sync", "async", "mixed"};
 constexpr std::array kSpreadNames = {"even", "one_only", "growing", "random", "alternating"};
@@ -197,7 +198,7 @@ void shuffle(std::vector<Case>& kinds, Random& random) {
 std::vector<Case> make_cases(const CaseRequest& request) {
   std::vector<Case> kinds = kinds_of_case(request);
   Random random({request.seed, kOrderStream, static_cast<std::uint64_t>(request.ranks)});
-  const bool in_full = request.ranks <= kMostRanksCoveredInFull;
+  const bool in_full = request.ranks <= kMaxRanksCoveredInFull;
   std::vector<Case> cases;
   cases.reserve(request.cases);
   for (std::size_t index = 0; index < request.cases; ++index) {

@@ -2,7 +2,7 @@
 // every result with the reference.
 //
 //   conformance --ranks 4 --cases 5120 --seed 1
-//   conformance --ranks 3 --cases 1000 --chunk-bytes 16 --set CCL_ALLREDUCE=pipelined
+//   conformance --ranks 3 --cases 1000 --chunk-bytes 16 --set CCL_ALLREDUCE=two_shot
 //   conformance --ranks 4 --cases 5120 --seed 1 --only 17        one case of the list
 //   conformance --ranks 4 --cases 5120 --seed 1 --only 0:17      with all that came before it
 #include <algorithm>

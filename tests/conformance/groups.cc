@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kSplitStream = 7;
 
 struct Place {
-  int colour;
+  int color;
   int key;
 };
 
@@ -31,15 +31,15 @@ Place place_of(std::uint64_t seed, const Case& one, int rank) {
       break;
   }
   Random random({seed, kSplitStream, one.index, static_cast<std::uint64_t>(rank)});
-  const auto colour = static_cast<int>(random.below(3)) - 1;  // a third stays outside
-  const auto key = static_cast<int>(random.below(2));         // equal keys: ordered by rank
-  return {colour, key};
+  const auto color = static_cast<int>(random.below(3)) - 1;  // a third stays outside
+  const auto key = static_cast<int>(random.below(2));        // equal keys: ordered by rank
+  return {color, key};
 }
 
-std::vector<int> members_of(std::uint64_t seed, const Case& one, int world_size, int colour) {
+std::vector<int> members_of(std::uint64_t seed, const Case& one, int world_size, int color) {
   std::vector<int> members;
   for (int rank = 0; rank < world_size; ++rank) {
-    if (place_of(seed, one, rank).colour == colour) members.push_back(rank);
+    if (place_of(seed, one, rank).color == color) members.push_back(rank);
   }
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return place_of(seed, one, a).key < place_of(seed, one, b).key;
@@ -60,8 +60,8 @@ void check_members(const Group& group, int world_rank) {
 
 std::vector<std::vector<int>> groups_of(std::uint64_t seed, const Case& one, int world_size) {
   std::vector<std::vector<int>> groups;
-  for (const int colour : {0, 1}) {
-    std::vector<int> members = members_of(seed, one, world_size, colour);
+  for (const int color : {0, 1}) {
+    std::vector<int> members = members_of(seed, one, world_size, color);
     if (!members.empty()) groups.push_back(std::move(members));
   }
   return groups;
@@ -85,16 +85,16 @@ std::optional<Group> Groups::group_for(const Case& one) {
 }
 
 std::optional<Group> Groups::made_by_split(const Case& one) {
-  const auto [colour, key] = place_of(seed_, one, world_->rank());
+  const auto [color, key] = place_of(seed_, one, world_->rank());
   tccl::Communicator::Options options;
   options.name = "split";
-  auto communicator = world_->split(colour, key, options);
-  if ((communicator == nullptr) != (colour < 0)) {
-    throw std::logic_error("split() with colour " + std::to_string(colour) + " returned " +
+  auto communicator = world_->split(color, key, options);
+  if ((communicator == nullptr) != (color < 0)) {
+    throw std::logic_error("split() with color " + std::to_string(color) + " returned " +
                            (communicator == nullptr ? "null" : "a communicator"));
   }
   if (communicator == nullptr) return {};
-  Group group{std::move(communicator), members_of(seed_, one, world_->size(), colour)};
+  Group group{std::move(communicator), members_of(seed_, one, world_->size(), color)};
   check_members(group, world_->rank());
   return group;
 }

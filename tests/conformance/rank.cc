@@ -22,8 +22,8 @@ namespace conformance {
 
 namespace {
 
-constexpr std::size_t kMostPending = 4;  // asynchronous operations that are open at once
-constexpr std::uint64_t kMostLines = 3;  // of failures, from one rank
+constexpr std::size_t kMaxPending = 4;  // asynchronous operations that are open at once
+constexpr std::uint64_t kMaxLines = 3;  // of failures, from one rank
 
 /// One system call, so that lines of several ranks do not mix.
 void print_line(const std::string& text) {
@@ -185,7 +185,7 @@ void Rank::run_collective(const Case& one, Group group) {
   }
   collective->start();
   pending_.push_back(std::move(collective));
-  if (pending_.size() == kMostPending) finish_oldest();
+  if (pending_.size() == kMaxPending) finish_oldest();
 }
 
 void Rank::finish_oldest() {
@@ -221,7 +221,7 @@ void Rank::leave(const Case& one, const Group& group) {
 
 void Rank::report(const Case& one, const std::string& who, const std::string& problem) {
   run_.board.count_failure(rank_);
-  if (run_.board.failures(rank_) > kMostLines) return;
+  if (run_.board.failures(rank_) > kMaxLines) return;
   print_line(failure_line(run_, one, who, problem));
 }
 

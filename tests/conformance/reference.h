@@ -35,8 +35,9 @@ struct Scenario {
 /// The blocks that `rank` must find in its output; none where nothing may be written.
 std::vector<Bytes> expected_outputs(const Scenario& scenario, int rank);
 
-/// Inputs combined element by element in rank order. Over several hosts first on each of them,
-/// rounded to the type of the elements (8-bit floats to float32), then in the order of hosts.
+/// Inputs combined element by element in rank order. ConnectionClosed several hosts first on each
+/// of them, rounded to the type of the elements (8-bit floats to float32), then in the order of
+/// hosts.
 Bytes reduced(const Scenario& scenario, std::span<const Bytes> inputs);
 
 bool reference_supports(tccl::DType dtype, tccl::ReduceOp op);

@@ -221,16 +221,16 @@ TEST(ProgramProcess, NothingComesBetweenItsOperations) {
       std::vector<std::int64_t> own(static_cast<std::size_t>(count), rank.rank);
       std::vector<std::vector<std::int64_t>> all;
       // The second operation needs what the first brought.
-      const tccl::Program program{"ragged gather", 2, [&](const tccl::Program::Run& run) {
-                                    run(tccl::allgather(&count, counts.data(), 1, DType::int64));
-                                    std::vector<tccl::Block> blocks;
-                                    for (const std::int64_t n : counts) {
-                                      auto& room =
-                                          all.emplace_back(static_cast<std::size_t>(n), -1);
-                                      blocks.push_back({room.data(), room.size()});
-                                    }
-                                    run(tccl::allgatherv(own.data(), blocks, DType::int64));
-                                  }};
+      const tccl::OperationSequence program{
+          "ragged gather", 2, [&](const tccl::OperationSequence::Run& run) {
+            run(tccl::allgather(&count, counts.data(), 1, DType::int64));
+            std::vector<tccl::Block> blocks;
+            for (const std::int64_t n : counts) {
+              auto& room = all.emplace_back(static_cast<std::size_t>(n), -1);
+              blocks.push_back({room.data(), room.size()});
+            }
+            run(tccl::allgatherv(own.data(), blocks, DType::int64));
+          }};
       float x = 1;
       if (inline_too) {
         comm->run(program, {});
@@ -253,13 +253,13 @@ TEST(ProgramProcess, NothingComesBetweenItsOperations) {
 TEST(ProgramProcess, ThatThrowsFailsTheGroupEverywhere) {
   Ranks ranks(2, [](Rank& rank) {
     const Comm comm = rank.join("world");
-    const auto body = [&](const tccl::Program::Run& run) {
+    const auto body = [&](const tccl::OperationSequence::Run& run) {
       run(tccl::barrier());
       if (rank.rank == 0) throw std::runtime_error("out of luck");
       run(tccl::barrier());
     };
     try {
-      comm->run(tccl::Program{"doomed", 2, body}, {});
+      comm->run(tccl::OperationSequence{"doomed", 2, body}, {});
       check(false, "must fail");
     } catch (const tccl::Error& error) {
       check(rank.rank == 1 && error.code() == tccl::Errc::aborted, error.what());

@@ -129,13 +129,13 @@ INSTANTIATE_TEST_SUITE_P(All, MismatchProcess, ::testing::ValuesIn(kDisagreement
 
 TEST(MismatchSettingProcess, AlgorithmForcedOnOneRankOnly) {
   Ranks ranks(2, [](Rank& rank) {
-    if (rank.rank == 1) ::setenv("CCL_ALLREDUCE", "pipelined", 1);
+    if (rank.rank == 1) ::setenv("CCL_ALLREDUCE", "two_shot", 1);
     auto world = rank.join("world", 10s);
     Buffers buffers;
     world->run(sum(buffers, 10));
   });
   ranks.finish();
-  expect_errors_that_mention(ranks, {"algorithm direct", "algorithm pipelined"});
+  expect_errors_that_mention(ranks, {"algorithm one_shot", "algorithm two_shot"});
 }
 
 TEST(MismatchSettingProcess, ChunkBytesDiffer) {

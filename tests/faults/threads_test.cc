@@ -85,13 +85,14 @@ TEST(Programs, RunBesideOtherOperationsOfTheGroup) {
       float a = 1;
       float b = 2;
       float c = 3;
-      const Work program = comm->start(tccl::Program{"two sums", 2,
-                                                     [&](const tccl::Program::Run& run) {
-                                                       run(sum(&a));
-                                                       b *= a;
-                                                       run(sum(&b));
-                                                     }},
-                                       {});
+      const Work program =
+          comm->start(tccl::OperationSequence{"two sums", 2,
+                                              [&](const tccl::OperationSequence::Run& run) {
+                                                run(sum(&a));
+                                                b *= a;
+                                                run(sum(&b));
+                                              }},
+                      {});
       const Work plain = comm->start(sum(&c));
       (rank == round % 2 ? plain : program)->wait();
       program->wait();

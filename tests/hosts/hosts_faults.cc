@@ -22,7 +22,7 @@ void enter_host(int host) {
 }
 
 /// The ranks of a job, each on its host.
-Ranks ranks_on(const std::vector<int>& hosts, const std::function<void(Rank&)>& body) {
+Ranks local_size(const std::vector<int>& hosts, const std::function<void(Rank&)>& body) {
   return {static_cast<int>(hosts.size()), [=](Rank& rank) {
             enter_host(hosts[static_cast<std::size_t>(rank.rank)]);
             body(rank);
@@ -45,7 +45,7 @@ std::string reason_for_throwing(const std::function<void()>& action) {
 }
 
 TEST(Hosts, AbortInTheMiddleOfALargeReceiveLeavesItsMemoryAlone) {
-  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
     auto comm = rank.join("first");
     auto memory = std::make_unique<std::vector<std::byte>>(kLarge, std::byte{7});
     const bool sends = rank.rank == 0;
@@ -68,7 +68,7 @@ TEST(Hosts, AbortInTheMiddleOfALargeReceiveLeavesItsMemoryAlone) {
 }
 
 TEST(Hosts, AbortInTheMiddleOfALargeCollectiveLeavesItsMemoryAlone) {
-  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("first");
     auto memory = std::make_unique<std::vector<float>>(kLarge / 4, 1.0F);
     const std::string reason = reason_for_throwing([&] {
@@ -87,7 +87,7 @@ TEST(Hosts, AbortInTheMiddleOfALargeCollectiveLeavesItsMemoryAlone) {
 }
 
 TEST(Hosts, KilledRankIsNamedOnEveryHost) {
-  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     expect_sum(*comm);
     rank.say("ready");
@@ -115,7 +115,7 @@ TEST(Hosts, KilledRankIsNamedOnEveryHost) {
 }
 
 TEST(Hosts, StoppedRankOfAnotherHostIsNamedByEveryone) {
-  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world", 3s);
     expect_sum(*comm);
     rank.say("ready");
@@ -135,7 +135,7 @@ TEST(Hosts, StoppedRankOfAnotherHostIsNamedByEveryone) {
 
 /// libfabric would refuse the connections between them, and try again for ever.
 TEST(Hosts, DifferentLimitsOfLibfabricAreNamed) {
-  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
     if (rank.rank == 1) ::setenv("FI_OFI_RXM_EAGER_LIMIT", "16384", /*overwrite=*/1);
     const std::string reason = reason_for_throwing([&] { rank.join("world"); });
     check(reason.find("FI_OFI_RXM_EAGER_LIMIT is ") != std::string::npos, reason.c_str());
@@ -144,7 +144,7 @@ TEST(Hosts, DifferentLimitsOfLibfabricAreNamed) {
 }
 
 TEST(Hosts, DifferentCallsAreNamedOnEveryHost) {
-  Ranks ranks = ranks_on({0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     std::vector<float> x(rank.rank == 2 ? 99 : 100);
     const std::string reason = reason_for_throwing([&] {
@@ -158,7 +158,7 @@ TEST(Hosts, DifferentCallsAreNamedOnEveryHost) {
 }
 
 TEST(Hosts, DifferentCallsOnTwoHostsAreNamed) {
-  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     std::vector<float> x(100);
     const std::string reason = reason_for_throwing([&] {
@@ -175,7 +175,7 @@ TEST(Hosts, DifferentCallsOnTwoHostsAreNamed) {
 }
 
 TEST(Hosts, PairThatDisagreesAboutItsSizeIsNamed) {
-  Ranks ranks = ranks_on({0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     std::vector<float> x(30);
     std::vector<tccl::ConstBlock> in;
@@ -196,7 +196,7 @@ TEST(Hosts, PairThatDisagreesAboutItsSizeIsNamed) {
 
 TEST(Hosts, AnySourceTakesMessagesOfBothKindsInTheOrderOfEachSender) {
   constexpr int kMessages = 200;
-  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     if (rank.rank != 0) {
       for (int i = 0; i < kMessages; ++i) {
@@ -224,7 +224,7 @@ TEST(Hosts, AnySourceTakesMessagesOfBothKindsInTheOrderOfEachSender) {
 }
 
 TEST(Hosts, RootThatSendsAndLeavesDisturbsNobody) {
-  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
     std::vector<int> x(300'000, rank.rank == 0 ? 5 : 0);
     int small = rank.rank == 0 ? 6 : 0;
     auto comm = rank.join("world");
@@ -243,7 +243,7 @@ TEST(Hosts, RootThatSendsAndLeavesDisturbsNobody) {
 }
 
 TEST(Hosts, RankThatHasLeftIsNamed) {
-  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     expect_sum(*comm);
     if (rank.rank == 1) return comm->close();
@@ -255,7 +255,7 @@ TEST(Hosts, RankThatHasLeftIsNamed) {
 }
 
 TEST(Hosts, NobodyWaitsToSendToARankThatHasLeft) {
-  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     expect_sum(*comm);
     if (rank.rank == 1) return comm->close();
@@ -269,7 +269,7 @@ TEST(Hosts, NobodyWaitsToSendToARankThatHasLeft) {
 }
 
 TEST(Hosts, ManyGroupsUseOneEndpoint) {
-  Ranks ranks = ranks_on({0, 0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
     auto world = rank.join("world");
     std::vector<std::shared_ptr<tccl::Communicator>> groups;
     for (int i = 0; i < 150; ++i) groups.push_back(world->split(0, i % 2 ? -rank.rank : 0, {}));
@@ -293,7 +293,7 @@ TEST(Hosts, ManyGroupsUseOneEndpoint) {
 }
 
 TEST(SlowHosts, MessagesOfMoreThan2GiB) {
-  Ranks ranks = ranks_on({0, 1}, [](Rank& rank) {
+  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
     constexpr std::size_t kBytes = (std::size_t{2} << 30) + 12'345;
     auto comm = rank.join("world", 120s);
     std::vector<std::byte> data(kBytes, std::byte(rank.rank == 0 ? 9 : 0));

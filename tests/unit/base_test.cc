@@ -7,9 +7,9 @@
 #include <set>
 #include <sstream>
 
-#include "base/settings.h"
-#include "communicator/choose.h"
 #include "communicator/validate.h"
+#include "config/settings.h"
+#include "planner/algorithm_selector.h"
 #include "tccl/error.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/region.h"
@@ -74,7 +74,7 @@ std::string settings_page() {
       "([accelerators](accelerators.md)) "
       "at `import torch`. Generated from the table "
       "in "
-      "`src/base/settings.cc`.\n\n| name | default | meaning |\n|---|---|---|\n";
+      "`src/config/settings.cc`.\n\n| name | default | meaning |\n|---|---|---|\n";
   for (const SettingRow& row : setting_rows())
     page += std::string("| `") + row.name + "` | " + row.default_value + " | " + row.doc + " |\n";
   return page;
@@ -92,7 +92,7 @@ TEST(Settings, DocumentationIsUpToDate) {
 TEST(SettingsDeathTest, UnknownNamesWarn) {
   // The warning comes once per process, so it must be seen in a fresh one.
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
-  const Variable variable("CCL_ALLREDUEC", "direct");
+  const Variable variable("CCL_ALLREDUEC", "one_shot");
   EXPECT_EXIT(
       {
         settings_from_environment();
@@ -103,63 +103,63 @@ TEST(SettingsDeathTest, UnknownNamesWarn) {
       "CCL_ALLREDUEC is not a setting.*did you mean CCL_ALLREDUCE\\?");
 }
 
-TEST(AlgorithmTable, DefaultsGoBySizeRanksAndDtype) {
-  const AlgorithmTable table{Settings()};
+TEST(AlgorithmSelector, DefaultsGoBySizeRanksAndDtype) {
+  const AlgorithmSelector table{Settings()};
   struct {
     std::size_t bytes;
     int ranks;
     DType dtype;
     const char* name;
   } const cases[] = {
-      {8, 2, DType::float32, "direct"},
-      {std::size_t{64} << 20, 2, DType::float32, "direct"},
-      {std::size_t{64} << 20, 4, DType::bfloat16, "direct"},
-      {(1 << 20) - 1, 8, DType::float32, "direct"},
-      {1 << 20, 8, DType::float32, "pipelined"},
-      {1 << 20, 5, DType::float32, "direct"},
-      {1023, 2, DType::float8_e5m2, "direct"},
-      {1024, 2, DType::float8_e5m2, "pipelined"},
+      {8, 2, DType::float32, "one_shot"},
+      {std::size_t{64} << 20, 2, DType::float32, "one_shot"},
+      {std::size_t{64} << 20, 4, DType::bfloat16, "one_shot"},
+      {(1 << 20) - 1, 8, DType::float32, "one_shot"},
+      {1 << 20, 8, DType::float32, "two_shot"},
+      {1 << 20, 5, DType::float32, "one_shot"},
+      {1023, 2, DType::float8_e5m2, "one_shot"},
+      {1024, 2, DType::float8_e5m2, "two_shot"},
   };
   for (const auto& c : cases)
-    EXPECT_STREQ(table.choose(Op::allreduce, c.bytes, c.ranks, c.dtype).name, c.name)
+    EXPECT_STREQ(table.select(Op::allreduce, c.bytes, c.ranks, c.dtype).name, c.name)
         << c.bytes << " bytes, " << c.ranks << " ranks";
 }
 
-TEST(AlgorithmTable, SettingsOverride) {
+TEST(AlgorithmSelector, SettingsOverride) {
   Settings settings;
   settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "pipelined:0-100;direct:101-max";
-  const AlgorithmTable table(settings);
+  const AlgorithmSelector table(settings);
   const auto chosen = [&](Op op, std::size_t bytes) {
-    return std::string(table.choose(op, bytes, 8, DType::float32).name);
+    return std::string(table.select(op, bytes, 8, DType::float32).name);
   };
-  EXPECT_EQ(chosen(Op::allreduce, 100), "pipelined");
-  EXPECT_EQ(chosen(Op::allreduce, 101), "direct");
-  EXPECT_EQ(chosen(Op::allreduce, 1 << 20), "direct");
-  EXPECT_EQ(chosen(Op::reduce, 1 << 20), "pipelined");
+  EXPECT_EQ(chosen(Op::allreduce, 100), "two_shot");
+  EXPECT_EQ(chosen(Op::allreduce, 101), "one_shot");
+  EXPECT_EQ(chosen(Op::allreduce, 1 << 20), "one_shot");
+  EXPECT_EQ(chosen(Op::reduce, 1 << 20), "two_shot");
 }
 
-TEST(AlgorithmTable, TheLastRuleThatFitsIsFollowed) {
+TEST(AlgorithmSelector, TheLastRuleThatFitsIsFollowed) {
   Settings settings;
   settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "pipelined;direct:0-4096";
-  const AlgorithmTable table(settings);
-  EXPECT_STREQ(table.choose(Op::allreduce, 4096, 2, DType::float32).name, "direct");
-  EXPECT_STREQ(table.choose(Op::allreduce, 4097, 2, DType::float32).name, "pipelined");
+  const AlgorithmSelector table(settings);
+  EXPECT_STREQ(table.select(Op::allreduce, 4096, 2, DType::float32).name, "one_shot");
+  EXPECT_STREQ(table.select(Op::allreduce, 4097, 2, DType::float32).name, "two_shot");
 }
 
-TEST(AlgorithmTable, BadRulesAreRefused) {
+TEST(AlgorithmSelector, BadRulesAreRefused) {
   for (const char* rule : {"ring", "direct:7", "direct:a-b", "direct:1-2x"}) {
     Settings settings;
     settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = rule;
-    EXPECT_NE(refusal([&] { AlgorithmTable table(settings); }), "") << rule;
+    EXPECT_NE(refusal([&] { AlgorithmSelector table(settings); }), "") << rule;
   }
 }
 
 TEST(Registry, EveryCollectiveHasAnAlgorithmForEverySize) {
-  const AlgorithmTable table{Settings()};
+  const AlgorithmSelector table{Settings()};
   for (int op = 0; op < kOpCount; ++op) {
     if (static_cast<Op>(op) == Op::send || static_cast<Op>(op) == Op::recv) continue;
     for (const std::size_t bytes : {std::size_t{0}, ~std::size_t{0}})
-      EXPECT_EQ(table.choose(static_cast<Op>(op), bytes, 2, DType::float32).op,
+      EXPECT_EQ(table.select(static_cast<Op>(op), bytes, 2, DType::float32).op,
                 static_cast<Op>(op));
   }
 }

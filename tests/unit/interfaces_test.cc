@@ -1,8 +1,8 @@
 // Which address of a host is given to other hosts.
 #include <gtest/gtest.h>
 
-#include "bootstrap/interfaces.h"
-#include "bootstrap/tcp_socket.h"
+#include "base/tcp_socket.h"
+#include "rendezvous/interfaces.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -115,7 +115,7 @@ TEST(Interfaces, LoopbackShowsNoWay) {
   for (const char* towards : {"localhost", "127.0.0.1", "::1"}) {
     const AddressOffer offer = own_addresses(towards, "lo");
     EXPECT_EQ(offer.usable.front(), "127.0.0.1");
-    EXPECT_FALSE(offer.shows_the_way);
+    EXPECT_FALSE(offer.routes_to_store);
   }
 }
 
@@ -208,7 +208,7 @@ TEST(Addresses, ThroughTheStoreAndBack) {
   const AddressOffer back = decode_offer(encoded(offer));
   EXPECT_EQ(back.host, "");
   EXPECT_EQ(back.usable, offer.usable);
-  EXPECT_TRUE(back.shows_the_way);
+  EXPECT_TRUE(back.routes_to_store);
   for (const char* nonsense : {"", "a", "a\nany", "a\nany 10.0.0.1 nowhere"})
     EXPECT_THROW(decode_offer(nonsense), Error) << nonsense;
 }

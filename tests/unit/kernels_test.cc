@@ -615,8 +615,8 @@ TEST_P(NarrowKernels, HaveTheBitsOfTheBaselineForEveryCode) {
   for (unsigned code = 0; code < codes.size(); ++code) codes[code] = code;
   const Bytes every = as_elements(dtype, codes);
   ASSERT_TRUE(agree({every}, codes.size()));
-  for (const unsigned partner : interesting_codes(f)) {
-    const Bytes same = as_elements(dtype, std::vector<unsigned>(codes.size(), partner));
+  for (const unsigned counterpart : interesting_codes(f)) {
+    const Bytes same = as_elements(dtype, std::vector<unsigned>(codes.size(), counterpart));
     ASSERT_TRUE(agree({every, same}, codes.size()));
     ASSERT_TRUE(agree({same, every}, codes.size()));
   }

@@ -1,23 +1,23 @@
 #include "transport/shm/arena.h"
 
 #include "base/format.h"
-#include "bootstrap/liveness.h"
+#include "health/local_process.h"
 #include "tccl/error.h"
 
 namespace tccl::shm {
 namespace {
 
 constexpr std::size_t kHeadersEnd = std::size_t{64} << 20;  // 16,383 groups at a time
-static_assert(sizeof(LifeSign) <= 4096);
+static_assert(sizeof(Heartbeat) <= 4096);
 
 }  // namespace
 
-Arena::Arena(std::size_t bytes) : memory_(SharedMemory::create(whole_pages(bytes))) {
-  headers_[page_bytes()] = kHeadersEnd - page_bytes();  // the first page holds the LifeSign
+Arena::Arena(std::size_t bytes) : memory_(SharedMemory::create(round_up_to_pages(bytes))) {
+  headers_[page_bytes()] = kHeadersEnd - page_bytes();  // the first page holds the Heartbeat
   data_[kHeadersEnd] = memory_->bytes() - kHeadersEnd;
 }
 
-Lease Arena::lease(std::size_t bytes) { return take(data_, whole_pages(bytes)); }
+Lease Arena::lease(std::size_t bytes) { return take(data_, round_up_to_pages(bytes)); }
 Lease Arena::lease_header() { return take(headers_, page_bytes()); }
 
 Lease Arena::take(FreeList& list, std::size_t bytes) {

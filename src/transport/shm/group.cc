@@ -32,7 +32,7 @@ Group::Group(Arena& arena, Identity identity, RegionLayout layout)
   mine_->body_offset = leases_.back().offset;
   for (StepLine& line : mine_->steps)
     line.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
-  mine_->uid.store(identity_.uid, std::memory_order_release);  // pairs with absence()
+  mine_->uid.store(identity_.uid, std::memory_order_release);  // pairs with state_of()
 }
 
 Group::~Group() {
@@ -41,23 +41,24 @@ Group::~Group() {
     for (const Lease& lease : leases_) arena_.give_back(lease);
 }
 
-void Group::set_members(std::vector<Member> members, std::vector<int> numbers, int number) {
-  rank_ = static_cast<int>(std::ranges::find(numbers, number) - numbers.begin());
+void Group::set_members(std::vector<Member> members, std::vector<int> global_ranks,
+                        int global_rank) {
+  rank_ = static_cast<int>(std::ranges::find(global_ranks, global_rank) - global_ranks.begin());
   members_ = std::move(members);
-  numbers_ = std::move(numbers);
+  global_ranks_ = std::move(global_ranks);
 }
 
 std::string Group::who(int rank) const {
-  return formatted("rank {} ({})", number(rank), peer(rank).where());
+  return formatted("rank {} ({})", global_rank(rank), peer(rank).where());
 }
 
-Absence Group::absence(int rank) const noexcept {
+PeerState Group::state_of(int rank) const noexcept {
   const Region& other = region(rank);
   // Leaving is looked at first: after a normal exit the mutex word tells nothing.
   if (other.uid.load(std::memory_order_acquire) != identity_.uid ||
-      other.closed.load(std::memory_order_acquire) != 0 || peer(rank).said_goodbye())
-    return Absence::left;
-  return peer(rank).died() ? Absence::died : Absence::none;
+      other.closed.load(std::memory_order_acquire) != 0 || peer(rank).has_departed())
+    return PeerState::left;
+  return peer(rank).died() ? PeerState::died : PeerState::alive;
 }
 
 std::byte* Group::lease_more(std::size_t bytes, std::size_t* offset) {
@@ -72,26 +73,27 @@ void Group::keep(std::shared_ptr<const void> thing) {
   kept_.push_back(std::move(thing));
 }
 
-bool Group::has_failed_for(int rank) const noexcept {
+bool Group::knows_failure(int rank) const noexcept {
   return region(rank).uid.load(std::memory_order_acquire) == identity_.uid &&
-         region(rank).poisoned_by.load(std::memory_order_acquire) != 0;  // pairs with poison()
+         region(rank).failed_by.load(std::memory_order_acquire) != 0;  // pairs with mark_failed()
 }
 
 Error Group::failure_seen_by(int rank) const {
-  const auto reporter = region(rank).poisoned_by.load(std::memory_order_acquire);
+  const auto reporter = region(rank).failed_by.load(std::memory_order_acquire);
   const FailureRecord& record = region(static_cast<int>(reporter) - 1).failure;
   std::vector<int> ranks(record.ranks, record.ranks + record.rank_count);
   return {record.code, record.text, std::move(ranks)};
 }
 
-Error Group::loss_of(int rank, const std::string& operation) const {
-  if (absence(rank) == Absence::died)
-    return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {number(rank)}};
+Error Group::peer_lost_error(int rank, const std::string& operation) const {
+  if (state_of(rank) == PeerState::died)
+    return {
+        Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {global_rank(rank)}};
   // It may have left because the group failed, before whoever saw the failure could tell us.
-  if (has_failed_for(rank)) return failure_seen_by(rank);
+  if (knows_failure(rank)) return failure_seen_by(rank);
   return {Errc::peer_lost,
           formatted("{} left group {}, but {} needs it", who(rank), identity_.name, operation),
-          {number(rank)}};
+          {global_rank(rank)}};
 }
 
 Error Group::fail(const Error& reason) noexcept {
@@ -104,38 +106,39 @@ Error Group::fail(const Error& reason) noexcept {
   record.rank_count =
       static_cast<std::int32_t>(std::min(reason.ranks().size(), std::size(record.ranks)));
   std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
-  poison(*mine_);
+  mark_failed(*mine_);
   for (int rank = 0; rank < size(); ++rank)
-    if (region(rank).uid.load(std::memory_order_acquire) == identity_.uid) poison(region(rank));
+    if (region(rank).uid.load(std::memory_order_acquire) == identity_.uid)
+      mark_failed(region(rank));
   return failure();
 }
 
-void Group::poison(Region& other) noexcept {
-  // Whoever was poisoned before keeps the first reason.
+void Group::mark_failed(Region& other) noexcept {
+  // Whoever was marked as failed before keeps the first reason.
   std::uint32_t expected = 0;
-  other.poisoned_by.compare_exchange_strong(expected, static_cast<std::uint32_t>(rank()) + 1,
-                                            std::memory_order_acq_rel);  // pairs with failed()
-  ring_fence();
-  other.lane_bell.ring_if_asleep();
-  other.p2p_bell.ring_if_asleep();
+  other.failed_by.compare_exchange_strong(expected, static_cast<std::uint32_t>(rank()) + 1,
+                                          std::memory_order_acq_rel);  // pairs with failed()
+  doorbell_fence();
+  other.collective_doorbell.ring_if_sleeping();
+  other.p2p_doorbell.ring_if_sleeping();
 }
 
 void Group::close() noexcept {
-  mine_->closed.store(1, std::memory_order_release);  // pairs with absence()
-  ring_fence();
+  mine_->closed.store(1, std::memory_order_release);  // pairs with state_of()
+  doorbell_fence();
   for (int rank = 0; rank < size(); ++rank) {
     if (region(rank).uid.load(std::memory_order_acquire) != identity_.uid) continue;
-    region(rank).lane_bell.ring_if_asleep();
-    region(rank).p2p_bell.ring_if_asleep();
+    region(rank).collective_doorbell.ring_if_sleeping();
+    region(rank).p2p_doorbell.ring_if_sleeping();
   }
 }
 
 bool Group::try_reclaim() noexcept {
   for (int rank = 0; rank < size(); ++rank)
-    if (rank != this->rank() && absence(rank) == Absence::none) return false;
+    if (rank != this->rank() && state_of(rank) == PeerState::alive) return false;
   const std::lock_guard lock(mutex_);
   reclaimed_ = true;
-  mine_->uid.store(0, std::memory_order_release);  // pairs with absence()
+  mine_->uid.store(0, std::memory_order_release);  // pairs with state_of()
   for (const Lease& lease : leases_) arena_.give_back(lease);
   leases_.clear();
   kept_.clear();

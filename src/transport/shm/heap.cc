@@ -51,7 +51,7 @@ Heap::Heap(std::shared_ptr<Arena> arena)
 
 std::shared_ptr<void> Heap::allocate(std::size_t bytes) {
   bytes = std::clamp<std::size_t>(bytes, 1, arena_->memory()->bytes());  // more does not fit either
-  bytes = whole_pages(bytes);
+  bytes = round_up_to_pages(bytes);
   std::optional<Lease> block = take_from_cache(bytes);
   if (!block) {
     block = arena_->lease(bytes);
@@ -121,7 +121,7 @@ std::shared_ptr<Heap::Detached> Heap::detached_in(std::size_t begin, std::size_t
   return before->end() > begin ? before : nullptr;
 }
 
-std::optional<std::uint64_t> Heap::place_of(const void* begin, std::size_t bytes) const {
+std::optional<std::uint64_t> Heap::offset_of(const void* begin, std::size_t bytes) const {
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const auto base = reinterpret_cast<std::uintptr_t>(arena_->memory()->base());
   if (address < base || address - base >= arena_->memory()->bytes()) return std::nullopt;
@@ -135,14 +135,14 @@ std::optional<std::uint64_t> Heap::place_of(const void* begin, std::size_t bytes
 
 std::shared_ptr<const void> Heap::detach(std::byte* begin, std::size_t bytes) {
   const auto from = static_cast<std::size_t>(begin - arena_->memory()->base());
-  const std::size_t first = whole_pages(from);
+  const std::size_t first = round_up_to_pages(from);
   const std::size_t end = (from + bytes) / page_bytes() * page_bytes();
   if (first >= end) return nullptr;
   const std::lock_guard lock(mutex_);
   if (auto known = detached_in(first, end)) return known;  // by another group that failed
   const auto detached = std::make_shared<Detached>(arena_, Lease{first, end - first});
   detached_[first] = detached;
-  any_detached_.store(true, std::memory_order_release);  // pairs with place_of()
+  any_detached_.store(true, std::memory_order_release);  // pairs with offset_of()
   try {
     detached->make_private();
   } catch (const Error& error) {

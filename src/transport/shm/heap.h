@@ -25,12 +25,12 @@ class Heap : public std::enable_shared_from_this<Heap> {
   std::shared_ptr<void> allocate(std::size_t bytes);
 
   /// The offset at which the peers find this memory, if all of it is theirs to find.
-  [[nodiscard]] std::optional<std::uint64_t> place_of(const void* begin, std::size_t bytes) const;
+  [[nodiscard]] std::optional<std::uint64_t> offset_of(const void* begin, std::size_t bytes) const;
 
   /// For the output of an operation that failed: puts private pages with the same contents under
   /// the whole pages of a range, so that peers that are late write to the pages that were there.
-  /// Those, and if the system refuses also these, are kept from others until the returned handle
-  /// is let go. The memory has no place any more.
+  /// Those, and if the system refuses also these, are kept from others until the acknowledged
+  /// handle is let go. The memory has no offset any more.
   std::shared_ptr<const void> detach(std::byte* begin, std::size_t bytes);
 
   /// Freed blocks that are kept for the next allocation go back to the arena.

@@ -2,8 +2,8 @@
 // page (Region) and a body with one line per peer and the slots.
 //
 // Only the owner writes here, with two exceptions, each a single atomic word: a peer may ring a
-// bell and poison a region. A region is given back only when every peer has left the group or died
-// (see Group::try_reclaim), so a late write never hits someone else's.
+// doorbell and mark_failed a region. A region is given back only when every peer has left the group
+// or died (see Group::try_reclaim), so a late write never hits someone else's.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 #include <cstdint>
 
 #include "base/wait.h"
+#include "operation/op_record.h"
 #include "tccl/error.h"
 #include "transport/board.h"
-#include "transport/record.h"
 
 namespace tccl::shm {
 
@@ -35,7 +35,7 @@ constexpr bool reached(Position here, Position there) {
 static_assert(reached(position_of(0, 1), position_of(0xffffffff, 7)), "sequence numbers wrap");
 static_assert(!reached(position_of(5, 2), position_of(5, 3)));
 
-/// Why a rank declared the group dead. Written once, before anyone is poisoned.
+/// Why a rank declared the group dead. Written once, before anyone is marked as failed.
 struct FailureRecord {
   Errc code;
   std::int32_t rank_count;
@@ -52,14 +52,14 @@ struct alignas(64) StepLine {
 static_assert(sizeof(StepLine) == 64);
 
 /// Where the thread that runs the owner's collectives sleeps.
-struct LaneBell : Bell {
+struct CollectiveDoorbell : Doorbell {
   std::atomic<std::uint32_t> awaits;  // 1 + the rank for whose step it sleeps: nobody else rings
 };
 
 /// What a rank keeps per peer for point-to-point traffic.
 struct alignas(64) PeerLine {
-  std::atomic<std::uint64_t> channel;        // offset of my channel to that peer; 0: none yet
-  std::atomic<std::uint64_t> cells_taken;    // cells that I have taken from that peer's channel
+  std::atomic<std::uint64_t> ring_offset;    // offset of my ring_offset to that peer; 0: none yet
+  std::atomic<std::uint64_t> cells_taken;    // cells that I have taken from that peer's ring_offset
   std::atomic<std::uint64_t> eager_matched;  // bytes of its eager messages that found a receive
 };
 
@@ -67,11 +67,11 @@ struct Region {
   alignas(64) std::atomic<std::uint64_t> uid;  // of the group; any other value: the owner has left
   std::uint64_t body_offset;                   // in the owner's shared memory
   std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
-  std::atomic<std::uint32_t> poisoned_by;      // 1 + the rank whose failure record says why
+  std::atomic<std::uint32_t> failed_by;        // 1 + the rank whose failure record says why
   StepLine steps[kSlots];  // the owner's last steps; step number i is in line i % kSlots
-  alignas(64) std::atomic<std::uint64_t> returned;  // loans were returned before this step
-  LaneBell lane_bell;
-  Bell p2p_bell;  // threads that wait for the owner's sends and receives
+  alignas(64) std::atomic<std::uint64_t> acknowledged;  // loans were acknowledged before this step
+  CollectiveDoorbell collective_doorbell;
+  Doorbell p2p_doorbell;  // threads that wait for the owner's sends and receives
   FailureRecord failure;
   OpRecord log[kLogLength];
 };

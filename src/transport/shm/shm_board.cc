@@ -17,15 +17,15 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 }  // namespace
 
 ShmBoard::ShmBoard(Group& group, Heap& heap, AlgorithmName algorithm_name,
-                   std::function<void()> poll_interrupt, Patience patience)
+                   std::function<void()> poll_interrupt, BackoffPolicy backoff)
     : group_(group),
       heap_(heap),
       algorithm_name_(algorithm_name),
       poll_interrupt_(std::move(poll_interrupt)),
       views_(static_cast<std::size_t>(group.size())),
-      patience_(patience) {
+      backoff_(backoff) {
   record_.sequence = group.identity().first_sequence - 1;
-  for (View& view : views_) view.agreed = record_.sequence;
+  for (PeerView& view : views_) view.agreed = record_.sequence;
 }
 
 void ShmBoard::begin(const OpRecord& call, std::optional<Deadline> deadline,
@@ -44,76 +44,76 @@ void ShmBoard::begin(const OpRecord& call, std::optional<Deadline> deadline,
 }
 
 void ShmBoard::end() {
-  if (any_borrowed_) return_loans();
-  if (any_lent_) await_loans();
-  exposed_ = {};
+  if (any_read_) acknowledge_reads();
+  if (any_published_) await_acknowledgements();
+  window_ = {};
   base_ += step_;
 }
 
 void ShmBoard::fail() noexcept {
-  if (exposed_.empty()) return;
+  if (window_.empty()) return;
   try {
-    group_.keep(heap_.detach(exposed_.data(), exposed_.size()));
+    group_.keep(heap_.detach(window_.data(), window_.size()));
   } catch (const std::exception&) {
     log_warning("late ranks may write to the tensor of a failed operation: no memory", rank());
   }
-  exposed_ = {};
+  window_ = {};
 }
 
-Board::Place ShmBoard::lend(const void* memory, std::size_t bytes, int reader) {
-  const Place place = place_of(memory, bytes);
-  if (place == 0) return 0;
+Board::Offset ShmBoard::publish_in_place(const void* memory, std::size_t bytes, int reader) {
+  const Offset offset = offset_of(memory, bytes);
+  if (offset == 0) return 0;
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank() && (reader == kEveryone || reader == peer))
-      views_[static_cast<std::size_t>(peer)].lent_to = true;
-  any_lent_ = true;
-  return place;
+      views_[static_cast<std::size_t>(peer)].published_to = true;
+  any_published_ = true;
+  return offset;
 }
 
-const std::byte* ShmBoard::borrow(int peer, Place place) {
-  views_[static_cast<std::size_t>(peer)].borrowed_from = true;
-  any_borrowed_ = true;
-  return at(peer, place);
+const std::byte* ShmBoard::read_in_place(int peer, Offset offset) {
+  views_[static_cast<std::size_t>(peer)].read_from = true;
+  any_read_ = true;
+  return at(peer, offset);
 }
 
-void ShmBoard::return_loans() {
-  require_unharmed();
-  group_.mine().returned.store(base_ + step_,
-                               std::memory_order_release);  // pairs with has_returned_loans()
-  ring_fence();
+void ShmBoard::acknowledge_reads() {
+  check_alive();
+  group_.mine().acknowledged.store(base_ + step_,
+                                   std::memory_order_release);  // pairs with has_acknowledged()
+  doorbell_fence();
   for (int peer = 0; peer < size(); ++peer) {
-    View& view = views_[static_cast<std::size_t>(peer)];
-    if (view.borrowed_from) ring_if_awaited(peer);
-    view.borrowed_from = false;
+    PeerView& view = views_[static_cast<std::size_t>(peer)];
+    if (view.read_from) ring_if_awaited(peer);
+    view.read_from = false;
   }
-  any_borrowed_ = false;
+  any_read_ = false;
 }
 
 /// A rank that gives up is marked before it returns and may change its memory; so whoever finds no
 /// mark after reading has read what was meant. The mark may be a third rank's, hence all are asked.
-void ShmBoard::require_unharmed() const {
+void ShmBoard::check_alive() const {
   std::atomic_thread_fence(std::memory_order_acquire);
   for (int rank = 0; rank < size(); ++rank)
-    if (group_.has_failed_for(rank)) throw group_.failure_seen_by(rank);
+    if (group_.knows_failure(rank)) throw group_.failure_seen_by(rank);
 }
 
-void ShmBoard::await_loans() {
+void ShmBoard::await_acknowledgements() {
   for (int peer = 0; peer < size(); ++peer) {
-    View& view = views_[static_cast<std::size_t>(peer)];
-    if (!view.lent_to) continue;
-    const auto arrived = [&] { return has_returned_loans(peer); };
-    if (!wait_briefly(arrived, patience_) && !wait_long(peer, arrived))
+    PeerView& view = views_[static_cast<std::size_t>(peer)];
+    if (!view.published_to) continue;
+    const auto arrived = [&] { return has_acknowledged(peer); };
+    if (!spin_then_yield(arrived, backoff_) && !wait_long(peer, arrived))
       throw explain(peer, [&](int other) {
-        return !views_[static_cast<std::size_t>(other)].lent_to || has_returned_loans(other);
+        return !views_[static_cast<std::size_t>(other)].published_to || has_acknowledged(other);
       });
-    view.lent_to = false;
+    view.published_to = false;
   }
-  any_lent_ = false;
+  any_published_ = false;
 }
 
-bool ShmBoard::has_returned_loans(int peer) const {
-  return group_.region(peer).returned.load(std::memory_order_acquire) >=
-         base_ + step_;  // pairs with return_loans()
+bool ShmBoard::has_acknowledged(int peer) const {
+  return group_.region(peer).acknowledged.load(std::memory_order_acquire) >=
+         base_ + step_;  // pairs with acknowledge_reads()
 }
 
 Board::Slot ShmBoard::open_step() {
@@ -135,15 +135,15 @@ void ShmBoard::post() {
   ++step_;
   line.position.store(position_of(record_.sequence, step_),
                       std::memory_order_release);  // pairs with wait_for()
-  ring_fence();
+  doorbell_fence();
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank()) ring_if_awaited(peer);
 }
 
 void ShmBoard::ring_if_awaited(int peer) {
-  LaneBell& bell = group_.region(peer).lane_bell;
-  if (bell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
-    bell.ring();
+  CollectiveDoorbell& doorbell = group_.region(peer).collective_doorbell;
+  if (doorbell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
+    doorbell.ring();
 }
 
 Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
@@ -160,7 +160,7 @@ double ShmBoard::factor(int rank) const {
 /// Until the peer has posted the step, which this rank has posted. The peer cannot be so far ahead
 /// that it writes the line again: it would need this rank's next step but one.
 void ShmBoard::wait_for(int peer, Step step) {
-  View& view = views_[static_cast<std::size_t>(peer)];
+  PeerView& view = views_[static_cast<std::size_t>(peer)];
   if (view.arrived > step) return;
   const StepLine& mine = line_of(rank(), step);
   const StepLine& theirs = line_of(peer, step);
@@ -168,10 +168,10 @@ void ShmBoard::wait_for(int peer, Step step) {
   const auto arrived = [&] {
     if (reached(theirs.position.load(std::memory_order_acquire), target))  // pairs with post()
       return true;
-    if (meanwhile_) meanwhile_();
+    if (poll_hook_) poll_hook_();
     return false;
   };
-  if (!wait_briefly(arrived, patience_) && !wait_long(peer, arrived))
+  if (!spin_then_yield(arrived, backoff_) && !wait_long(peer, arrived))
     throw explain(peer, [&](int other) { return reached(position_seen(other), target); });
   if (theirs.chain != mine.chain) throw_disagreement(peer, common_sequence(peer));
   view.arrived = step + 1;
@@ -179,14 +179,14 @@ void ShmBoard::wait_for(int peer, Step step) {
 
 bool ShmBoard::wait_long(int peer, FunctionRef<bool()> arrived) {
   if (!deadline_) deadline_ = deadline_after(timeout_);
-  for (View& view : views_) view.heartbeat_changed = {};
-  LaneBell& bell = group_.mine().lane_bell;
-  bell.awaits.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_relaxed);
+  for (PeerView& view : views_) view.heartbeat_changed = {};
+  CollectiveDoorbell& doorbell = group_.mine().collective_doorbell;
+  doorbell.awaits.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_relaxed);
   struct NoLonger {
-    LaneBell& bell;
-    ~NoLonger() { bell.awaits.store(0, std::memory_order_relaxed); }
-  } no_longer{bell};
-  return sleep_until(bell, arrived, [&] { return must_give_up(peer); });
+    CollectiveDoorbell& doorbell;
+    ~NoLonger() { doorbell.awaits.store(0, std::memory_order_relaxed); }
+  } no_longer{doorbell};
+  return sleep_until(doorbell, arrived, [&] { return must_give_up(peer); });
 }
 
 bool ShmBoard::must_give_up(int peer) {
@@ -198,13 +198,13 @@ bool ShmBoard::must_give_up(int peer) {
     poll_interrupt_();
   }
   // Who waits for another host knows better whom all wait for, and its timeout is everyone's.
-  const auto grace = meanwhile_ ? kGraceForOtherHosts : std::chrono::milliseconds(0);
-  return group_.failed() || group_.absence(peer) != Absence::none || now >= *deadline_ + grace;
+  const auto grace = poll_hook_ ? kGraceForOtherHosts : std::chrono::milliseconds(0);
+  return group_.failed() || group_.state_of(peer) != PeerState::alive || now >= *deadline_ + grace;
 }
 
 /// A peer that has done something else may never come to the step that this rank waits for.
 void ShmBoard::compare_logs(int peer) {
-  View& view = views_[static_cast<std::size_t>(peer)];
+  PeerView& view = views_[static_cast<std::size_t>(peer)];
   const std::uint32_t common = common_sequence(peer);
   if (common == view.agreed) return;
   const std::uint32_t entry = common % kLogLength;
@@ -223,8 +223,8 @@ std::uint32_t ShmBoard::common_sequence(int peer) const {
 void ShmBoard::watch_heartbeats() {
   const auto now = Clock::now();
   for (int peer = 0; peer < size(); ++peer) {
-    View& view = views_[static_cast<std::size_t>(peer)];
-    const std::uint32_t beat = group_.peer(peer).heartbeat();
+    PeerView& view = views_[static_cast<std::size_t>(peer)];
+    const std::uint32_t beat = group_.peer(peer).beats();
     if (view.heartbeat_changed != Clock::time_point() && view.heartbeat == beat) continue;
     view.heartbeat = beat;
     view.heartbeat_changed = now;
@@ -264,19 +264,20 @@ void ShmBoard::throw_disagreement(int peer, std::uint32_t sequence) const {
   };
   throw Error(Errc::mismatch,
               formatted("operation #{} of group {}: rank {} called {}, but {} called {}", first,
-                        group_.identity().name, group_.number(rank()), said(mine), group_.who(peer),
-                        said(theirs)),
-              {group_.number(rank()), group_.number(peer)});
+                        group_.identity().name, group_.global_rank(rank()), said(mine),
+                        group_.who(peer), said(theirs)),
+              {group_.global_rank(rank()), group_.global_rank(peer)});
 }
 
 Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
   if (group_.failed()) return group_.failure();
-  const Absence absence = group_.absence(peer);
-  if (absence == Absence::left) return group_.loss_of(peer, operation());
-  if (absence == Absence::died)
-    return {Errc::peer_lost,
-            formatted("{}; {}", group_.loss_of(peer, operation()).what(), ranks_in_operation()),
-            {group_.number(peer)}};
+  const PeerState state_of = group_.state_of(peer);
+  if (state_of == PeerState::left) return group_.peer_lost_error(peer, operation());
+  if (state_of == PeerState::died)
+    return {
+        Errc::peer_lost,
+        formatted("{}; {}", group_.peer_lost_error(peer, operation()).what(), ranks_in_operation()),
+        {group_.global_rank(peer)}};
   return explain_timeout(arrived);
 }
 
@@ -284,8 +285,8 @@ std::string ShmBoard::ranks_in_operation() const {
   std::vector<int> waiting;
   for (int other = 0; other < size(); ++other)
     if (other == rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
-                            group_.absence(other) == Absence::none))
-      waiting.push_back(group_.number(other));
+                            group_.state_of(other) == PeerState::alive))
+      waiting.push_back(group_.global_rank(other));
   return formatted("rank{} {} waited for it", waiting.size() == 1 ? "" : "s", joined(waiting));
 }
 
@@ -297,13 +298,13 @@ Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   for (int other = 0; other < size(); ++other) {
     if (other == rank() || arrived(other)) continue;
     const bool joined = reached(position_seen(other), position_of(record_.sequence, 1));
-    const View& view = views_[static_cast<std::size_t>(other)];
+    const PeerView& view = views_[static_cast<std::size_t>(other)];
     const auto silence = now - view.heartbeat_changed;
     text += formatted("; {} {}", group_.who(other),
                       joined ? "has joined it but does not go on" : "has not joined it");
     if (silence >= kStalledAfter)
       text += formatted(" and is stalled: no sign of life for {:.1f} s", seconds(silence));
-    late.push_back(group_.number(other));
+    late.push_back(group_.global_rank(other));
   }
   return {Errc::timeout, text, late};
 }

@@ -13,33 +13,33 @@ bool ShmLink::has_room() {
   return posted_ - taken < kCells;
 }
 
-void ShmLink::open_channel() {
+void ShmLink::open_ring() {
   std::size_t offset = 0;
-  channel_ = new (group_.lease_more(Channel::bytes(cell_bytes_), &offset)) Channel();
-  mine().channel.store(offset, std::memory_order_release);  // pairs with take()
+  ring_ = new (group_.lease_more(CellRing::bytes(cell_bytes_), &offset)) CellRing();
+  mine().ring_offset.store(offset, std::memory_order_release);  // pairs with take()
 }
 
 void ShmLink::post(const CellHeader& header, const void* payload) {
-  if (channel_ == nullptr) open_channel();
-  std::byte* cell = channel_->cell(posted_, cell_bytes_);
+  if (ring_ == nullptr) open_ring();
+  std::byte* cell = ring_->cell(posted_, cell_bytes_);
   std::memcpy(cell, &header, sizeof header);
   kernels::copy(cell + sizeof header, payload, header.payload_bytes);
-  channel_->posted.store(++posted_, std::memory_order_release);  // pairs with take()
+  ring_->posted.store(++posted_, std::memory_order_release);  // pairs with take()
 }
 
 void ShmLink::wake_receiver() {
-  ring_fence();
-  group_.region(peer_).p2p_bell.ring_if_asleep();
+  doorbell_fence();
+  group_.region(peer_).p2p_doorbell.ring_if_sleeping();
 }
 
 bool ShmLink::take(Take each) {
-  const std::uint64_t offset = theirs().channel.load(std::memory_order_acquire);
+  const std::uint64_t offset = theirs().ring_offset.load(std::memory_order_acquire);
   if (offset == 0) return false;  // it has never sent to us
-  auto* channel = reinterpret_cast<Channel*>(group_.peer(peer_).base() + offset);
-  const std::uint64_t posted = channel->posted.load(std::memory_order_acquire);  // pairs with post
+  auto* ring = reinterpret_cast<CellRing*>(group_.peer(peer_).base() + offset);
+  const std::uint64_t posted = ring->posted.load(std::memory_order_acquire);  // pairs with post
   if (posted == taken_) return false;
   for (; taken_ != posted; ++taken_) {
-    const std::byte* cell = channel->cell(taken_, cell_bytes_);
+    const std::byte* cell = ring->cell(taken_, cell_bytes_);
     CellHeader header;
     std::memcpy(&header, cell, sizeof header);
     each(header, cell + sizeof header);

@@ -1,8 +1,8 @@
-// The link to a rank of this host: a channel in each one's memory.
+// The link to a rank of this host: a ring in each one's memory.
 #pragma once
 
 #include "transport/link.h"
-#include "transport/shm/channel.h"
+#include "transport/shm/cell_ring.h"
 #include "transport/shm/group.h"
 
 namespace tccl::shm {
@@ -16,21 +16,21 @@ class ShmLink final : public Link {
   [[nodiscard]] bool has_room() override;
   void post(const CellHeader& header, const void* payload) override;
   void wake_receiver() override;
-  void knock() override { group_.peer(peer_).knock(); }
+  void wake_progress_thread() override { group_.peer(peer_).wake_progress_thread(); }
   bool take(Take each) override;
   [[nodiscard]] bool is_drained() const override { return true; }  // what it posted is there
   void claim_eager(std::uint64_t bytes) override;
   [[nodiscard]] std::uint64_t eager_claimed() const override;
 
  private:
-  void open_channel();
+  void open_ring();
   [[nodiscard]] PeerLine& mine() const { return group_.line(group_.rank(), peer_); }
   [[nodiscard]] PeerLine& theirs() const { return group_.line(peer_, group_.rank()); }
 
   Group& group_;
   int peer_;
   std::size_t cell_bytes_;
-  Channel* channel_ = nullptr;  // made by the first post
+  CellRing* ring_ = nullptr;  // made by the first post
   std::uint64_t posted_ = 0;
   std::uint64_t taken_ = 0;
 };

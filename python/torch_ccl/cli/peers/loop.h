@@ -80,7 +80,7 @@ class Shared {
   }
 
   /// Returns when all ranks have called it, at the same moment on all that have a core.
-  void meet() {
+  void rendezvous() {
     const long goal = ++meetings_ * size_;
     head_->arrived.fetch_add(1, std::memory_order_acq_rel);  // pairs with the load below
     const auto deadline = Clock::now() + kBound;

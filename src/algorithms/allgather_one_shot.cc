@@ -1,0 +1,42 @@
+// Everyone posts its block piece by piece; everyone copies everyone's. Blocks may differ in size.
+#include "algorithms/patterns.h"
+#include "algorithms/publish.h"
+#include "algorithms/registry.h"
+
+namespace tccl {
+namespace {
+
+/// The input may be this rank's own block of the output, but no other.
+bool keeps_input(const Board& board, const CollectiveTask& task) {
+  const std::span input(task.in(), task.output_from(board.rank()).size());
+  for (int rank = 0; rank < board.size(); ++rank)
+    if (rank != board.rank() && !disjoint(task.output_from(rank), input)) return false;
+  return true;
+}
+
+}  // namespace
+
+void allgather_one_shot(Board& board, const CollectiveTask& task) {
+  const std::size_t longest = task.longest_output();
+  const std::size_t per_step = piece_size(longest, board.chunk_bytes());
+  const std::size_t own_bytes = task.output_from(board.rank()).size();
+  const bool stable = keeps_input(board, task);
+  const std::size_t whole = longest * static_cast<std::size_t>(board.size());
+  const std::uint32_t steps = steps_for(longest, per_step);
+  for (std::uint32_t step = 0; step < steps; ++step) {
+    const Range own = piece(own_bytes, per_step, step);
+    publish(board, task, board.open_step(), task.in() + own.begin, own.count, Board::kEveryone,
+            stable);
+    board.post();
+    for (int peer = 0; peer < board.size(); ++peer) {
+      if (peer == board.rank()) continue;
+      const auto target = task.output_from(peer);
+      const Range theirs = piece(target.size(), per_step, step);
+      task.copy_out(target.data() + theirs.begin, published(board, peer, step, theirs.count),
+                    theirs.count, whole);
+    }
+  }
+  task.copy_out(task.output_from(board.rank()).data(), task.in(), own_bytes, whole);
+}
+
+}  // namespace tccl

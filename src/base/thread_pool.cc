@@ -1,0 +1,67 @@
+#include "base/thread_pool.h"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/log.h"
+
+namespace tccl {
+
+struct ThreadPool::Pool {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<std::function<void()>> jobs;
+  std::size_t idle = 0;
+  bool stopping = false;
+  std::vector<std::thread> threads;
+
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      ++idle;
+      wake.wait(lock, [this] { return stopping || !jobs.empty(); });
+      --idle;
+      if (jobs.empty()) return;
+      {
+        const auto job = std::move(jobs.front());
+        jobs.pop_front();
+        lock.unlock();
+        job();
+      }
+      lock.lock();
+    }
+  }
+};
+
+ThreadPool::ThreadPool() : pool_(std::make_shared<Pool>()) {}
+
+void ThreadPool::submit(std::function<void()> job) {
+  const std::lock_guard lock(pool_->mutex);
+  pool_->jobs.push_back(std::move(job));
+  if (pool_->idle >= pool_->jobs.size()) return pool_->wake.notify_one();
+  try {
+    pool_->threads.emplace_back([pool = pool_] { pool->work(); });
+  } catch (const std::system_error& error) {
+    log_warning(std::string("no further thread can be made: ") + error.what());
+  }
+}
+
+void ThreadPool::stop() noexcept {
+  std::vector<std::thread> threads;
+  {
+    const std::lock_guard lock(pool_->mutex);
+    pool_->stopping = true;
+    threads.swap(pool_->threads);
+  }
+  pool_->wake.notify_all();
+  for (std::thread& thread : threads) {
+    // The last reference to a context may go away in a callback, on one of these very threads.
+    thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
+  }
+}
+
+}  // namespace tccl

@@ -1,0 +1,78 @@
+#include "communicator/work_state.h"
+
+#include <utility>
+
+#include "base/format.h"
+#include "base/log.h"
+#include "base/wait.h"
+#include "tccl/error.h"
+
+namespace tccl {
+
+Work::~Work() = default;
+
+namespace {
+
+void run_callback(const std::function<void()>& callback) noexcept {
+  try {
+    callback();
+  } catch (const std::exception& error) {
+    log_warning(std::string("a completion callback threw: ") + error.what());
+  } catch (...) {
+    log_warning("a completion callback threw");
+  }
+}
+
+void run_all(const std::vector<std::function<void()>>& callbacks) noexcept {
+  for (const auto& callback : callbacks) run_callback(callback);
+}
+
+}  // namespace
+
+void WorkState::on_done(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  run_callback(callback);
+}
+
+void WorkState::complete(std::exception_ptr error, const Submit& run_elsewhere) noexcept {
+  const auto keep_this = shared_from_this();
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    callbacks.swap(callbacks_);
+    done_.store(1, std::memory_order_release);  // pairs with done()
+  }
+  options_.keepalive.reset();
+  futex_wake_all(done_, FutexScope::local);
+  if (callbacks.empty()) return;
+  if (!run_elsewhere) return run_all(callbacks);
+  run_elsewhere([keep_this, callbacks = std::move(callbacks)] { run_all(callbacks); });
+}
+
+void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt) {
+  while (!done()) {
+    const auto now = Clock::now();
+    if (now >= deadline) return;
+    futex_wait(done_, 0, std::min<Clock::duration>(deadline - now, kInterruptPeriod),
+               FutexScope::local);
+    if (!done() && poll_interrupt) poll_interrupt();
+  }
+}
+
+void WorkState::wait_by(Deadline deadline) {
+  if (!done() && is_inherited())
+    throw Error(Errc::aborted, "this process was forked from a rank and has no part in its groups");
+  if (!done()) help_until_done(deadline);
+  if (!done())
+    throw Error(Errc::timeout, formatted("wait() gave up before {} was complete", description()));
+  if (error_) std::rethrow_exception(error_);
+}
+
+}  // namespace tccl

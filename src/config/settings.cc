@@ -1,0 +1,274 @@
+#include "config/settings.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/cores.h"
+#include "base/format.h"
+#include "base/log.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+constexpr std::string_view kAuto = "auto";
+
+std::size_t parse_number(std::string_view text, std::string_view* rest) {
+  std::size_t value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc()) throw Error(Errc::invalid_argument, "not a number");
+  *rest = text.substr(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+/// "64", "64K", "1M", "2G"
+std::size_t parse_bytes(std::string_view text) {
+  std::string_view unit;
+  const std::size_t value = parse_number(text, &unit);
+  if (unit.empty()) return value;
+  if (value > std::size_t{1} << 32) throw Error(Errc::invalid_argument, "too large");
+  if (unit == "K" || unit == "k") return value << 10;
+  if (unit == "M" || unit == "m") return value << 20;
+  if (unit == "G" || unit == "g") return value << 30;
+  throw Error(Errc::invalid_argument, "the unit must be K, M or G");
+}
+
+/// 16 bytes: the largest element.
+template <auto Field>
+void bytes_into(Settings& settings, const std::string& text) {
+  const std::size_t value = parse_bytes(text);
+  if (value < 16 || value > std::size_t{16} << 20)
+    throw Error(Errc::invalid_argument, "must be between 16 and 16M");
+  settings.*Field = value;
+}
+
+void shared_bytes_into(Settings& settings, const std::string& text) {
+  settings.shared_bytes = parse_bytes(text);
+  if (settings.shared_bytes < std::size_t{256} << 20 || settings.shared_bytes > std::size_t{1}
+                                                                                    << 40)
+    throw Error(Errc::invalid_argument, "must be between 256M and 1024G");
+}
+
+void worker_count_into(Settings& settings, const std::string& text) {
+  if (text == kAuto) return settings.worker_count.reset();
+  std::string_view rest;
+  const std::size_t value = parse_number(text, &rest);
+  if (!rest.empty() || value > 1024)
+    throw Error(Errc::invalid_argument, "must be auto or between 0 and 1024");
+  settings.worker_count = static_cast<int>(value);
+}
+
+void worker_affinity_into(Settings& settings, const std::string& text) {
+  settings.worker_affinity = text;
+  settings.worker_cores = text == kAuto ? std::vector<int>() : parse_cores(text);
+}
+
+void transport_into(Settings& /*settings*/, const std::string& text) {
+  if (text != "ofi") throw Error(Errc::invalid_argument, "the one transport is ofi (libfabric)");
+}
+
+void provider_into(Settings& settings, const std::string& text) {
+  const char* of_libfabric = std::getenv("FI_PROVIDER");
+  settings.provider = text.empty() && of_libfabric != nullptr ? of_libfabric : text;
+}
+
+template <auto Field>
+void text_into(Settings& settings, const std::string& text) {
+  settings.*Field = text;
+}
+
+std::uint16_t parse_port(std::string_view text) {
+  std::string_view rest;
+  const std::size_t value = parse_number(text, &rest);
+  if (!rest.empty() || value == 0 || value > 65535)
+    throw Error(Errc::invalid_argument, "a port is a number between 1 and 65535");
+  return static_cast<std::uint16_t>(value);
+}
+
+void ports_into(Settings& settings, const std::string& text) {
+  settings.ports = {};
+  if (text.empty()) return;
+  const std::size_t dash = text.find_first_of("-:");
+  if (dash == std::string::npos) throw Error(Errc::invalid_argument, "must be FIRST-LAST");
+  const std::string_view range(text);
+  settings.ports = {parse_port(range.substr(0, dash)), parse_port(range.substr(dash + 1))};
+  if (settings.ports.first > settings.ports.last)
+    throw Error(Errc::invalid_argument, "the first port comes after the last");
+}
+
+void liveness_into(Settings& settings, const std::string& text) {
+  std::string_view rest;
+  const std::size_t seconds = parse_number(text, &rest);
+  if (!rest.empty() || seconds < 1 || seconds > 3600)
+    throw Error(Errc::invalid_argument, "must be between 1 and 3600 seconds");
+  settings.liveness_timeout = std::chrono::seconds(seconds);
+}
+
+void wire_format_into(Settings& settings, const std::string& text) {
+  const auto format = wire_format_named(text);
+  if (!format) throw Error(Errc::invalid_argument, "must be same, bf16 or int8");
+  settings.wire_format = *format;
+}
+
+template <Op O>
+void algorithm_into(Settings& settings, const std::string& text) {
+  settings.algorithm[static_cast<std::size_t>(O)] = text;
+}
+
+constexpr const char* kAlgorithmDoc =
+    "Algorithm by message size, e.g. \"direct:0-16384;pipelined:16385-max\" or one name for all. "
+    "Must be the same on all ranks.";
+
+constexpr SettingRow kRows[] = {
+    {"CCL_CHUNK_BYTES", "256K",
+     "Size of one slot in shared memory: larger operations go through it in pieces. "
+     "Must be the same on all ranks.",
+     bytes_into<&Settings::chunk_bytes>},
+    {"CCL_EAGER_BYTES", "8K",
+     "Messages up to this size are sent before the receiver has asked for them. "
+     "Must be the same on all ranks.",
+     bytes_into<&Settings::eager_bytes>},
+    {"CCL_SHARED_BYTES", "16G",
+     "Addresses set aside for what a process shares with the other ranks of its host: slots, and "
+     "tensors of torch_ccl.empty(). Memory is used only for what is in use.",
+     shared_bytes_into},
+    {"CCL_STAGING_BYTES", "4M",
+     "Tensors of an accelerator go through host memory in pieces of this size, so that copies and "
+     "the exchange overlap. Must be the same on all ranks.",
+     bytes_into<&Settings::staging_bytes>},
+    {"CCL_WORKER_COUNT", "auto",
+     "Worker threads of each rank, which share the pieces of a large operation (256 KiB and more) "
+     "with "
+     "the thread that runs it; 0 is none. auto: one less than the cores of the rank, if other "
+     "ranks have the same cores its share of them, and at most 3; with a list in "
+     "CCL_WORKER_AFFINITY as many as it has for each rank.",
+     worker_count_into},
+    {"CCL_WORKER_AFFINITY", "auto",
+     "Cores of the worker threads of all ranks on this host, one after the other: "
+     "0,1,2,3,28,29,31,32 (or 0-3,28,29,31,32) gives 0-3 to the four workers of the first rank and "
+     "the others to the second's. They may lie outside the cores that the process itself is pinned "
+     "to; a worker whose core does not exist, or is not in the cgroup's cpuset, is not pinned, "
+     "with "
+     "a warning. auto: on any core of the process. A warning with all three values says so if a "
+     "list does not have CCL_WORKER_COUNT cores for each rank, or if it is auto and "
+     "CCL_WORKER_COUNT is more than the cores of the rank.",
+     worker_affinity_into},
+    {"CCL_ATL_TRANSPORT", "ofi",
+     "What carries data between hosts: ofi (libfabric). Ranks of one host share memory.",
+     transport_into},
+    {"CCL_ATL_PROVIDER", "",
+     "Provider of libfabric, as fi_info lists them; by default FI_PROVIDER, else tcp.",
+     provider_into},
+    {"CCL_SOCKET_IFNAME", "",
+     "Interfaces to use between hosts, as prefixes of their names: \"eth,ib\" takes the first that "
+     "fits, \"^lo,docker\" any but these; a ^ holds for all names behind it. By default the one "
+     "that leads to the host of the store.",
+     text_into<&Settings::interface>},
+    {"CCL_PORT_RANGE", "",
+     "Ports to listen on for other hosts, such as 20000-20100: two for each rank of a host. By "
+     "default whichever are free.",
+     ports_into},
+    {"CCL_LIVENESS_TIMEOUT", "10",
+     "Seconds without an answer from another host's network after which its ranks are given up.",
+     liveness_into},
+    {"CCL_SECRET_FILE", "",
+     "A file that only the job's user can read, the same on all hosts: ranks prove to each other "
+     "that they know what it says. By default they prove that they can read the store.",
+     text_into<&Settings::secret_file>},
+    {"CCL_WIRE_DTYPE", "same",
+     "What float32 sums (allreduce, reduce_scatter) travel as between hosts: same, bf16 or int8 "
+     "(in blocks with a scale). Fewer bytes, less exact: see docs/hosts.md. Must be the same on "
+     "all ranks.",
+     wire_format_into},
+    {"CCL_ALLREDUCE", "", kAlgorithmDoc, algorithm_into<Op::allreduce>},
+    {"CCL_REDUCE", "", kAlgorithmDoc, algorithm_into<Op::reduce>},
+    {"CCL_BROADCAST", "", kAlgorithmDoc, algorithm_into<Op::broadcast>},
+    {"CCL_ALLGATHER", "", kAlgorithmDoc, algorithm_into<Op::allgather>},
+    {"CCL_GATHER", "", kAlgorithmDoc, algorithm_into<Op::gather>},
+    {"CCL_SCATTER", "", kAlgorithmDoc, algorithm_into<Op::scatter>},
+    {"CCL_REDUCE_SCATTER", "", kAlgorithmDoc, algorithm_into<Op::reduce_scatter>},
+    {"CCL_ALLTOALL", "", kAlgorithmDoc, algorithm_into<Op::alltoall>},
+    {"CCL_ALLGATHERV", "", kAlgorithmDoc, algorithm_into<Op::allgatherv>},
+    {"CCL_GATHERV", "", kAlgorithmDoc, algorithm_into<Op::gatherv>},
+    {"CCL_SCATTERV", "", kAlgorithmDoc, algorithm_into<Op::scatterv>},
+    {"CCL_REDUCE_SCATTERV", "", kAlgorithmDoc, algorithm_into<Op::reduce_scatterv>},
+    {"CCL_ALLTOALLV", "", kAlgorithmDoc, algorithm_into<Op::alltoallv>},
+    {"CCL_BARRIER", "", kAlgorithmDoc, algorithm_into<Op::barrier>},
+};
+
+/// Names that belong to its installation, the Python package or the command torch-ccl.
+constexpr std::string_view kNotSettings[] = {"CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT", "CCL_RSH"};
+
+void parse_row(const SettingRow& row, Settings& settings, const std::string& text) {
+  try {
+    row.parse(settings, text);
+  } catch (const Error& problem) {
+    throw Error(Errc::invalid_argument, formatted("{}={}: {}", row.name, text, problem.what()));
+  }
+}
+
+bool is_known(std::string_view name) {
+  return std::ranges::any_of(kRows, [&](const SettingRow& row) { return name == row.name; }) ||
+         std::ranges::find(kNotSettings, name) != std::end(kNotSettings);
+}
+
+/// How many messages must be changed, added or left out.
+std::size_t edit_distance(std::string_view from, std::string_view to) {
+  std::vector<std::size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < to.size(); ++j) {
+      const std::size_t changed = diagonal + (from[i] == to[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j + 1] + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+/// The setting that somebody may have meant; empty if none is near.
+std::string_view nearest_name(std::string_view name) {
+  constexpr std::size_t kFar = 4;
+  const auto distance = [&](const SettingRow& row) { return edit_distance(name, row.name); };
+  const SettingRow& nearest = *std::ranges::min_element(kRows, {}, distance);
+  return distance(nearest) < kFar ? nearest.name : std::string_view{};
+}
+
+void warn_about_unknown_names() {
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text(*entry);
+    const std::string_view name = text.substr(0, text.find('='));
+    if (!name.starts_with("CCL_") || is_known(name)) continue;
+    const std::string_view nearest = nearest_name(name);
+    const std::string hint = nearest.empty() ? "" : formatted(": did you mean {}?", nearest);
+    log_warning(formatted("{} is not a setting of this library and is ignored{}", name, hint));
+  }
+}
+
+}  // namespace
+
+std::span<const SettingRow> setting_rows() { return kRows; }
+
+Settings settings_from_environment() {
+  Settings settings;
+  for (const SettingRow& row : kRows) {
+    const char* text = std::getenv(row.name);
+    parse_row(row, settings, text != nullptr ? text : row.default_value);
+  }
+  // Ranks as threads of one process, or one context after another: say it once.
+  static const bool warned = (warn_about_unknown_names(), true);
+  static_cast<void>(warned);
+  return settings;
+}
+
+}  // namespace tccl

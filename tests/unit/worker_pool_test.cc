@@ -1,0 +1,370 @@
+// Lists of cores, the plan made of the settings, and the worker threads themselves.
+#include "base/worker_pool.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "algorithms/task.h"
+#include "base/cores.h"
+#include "planner/plan_workers.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+using Cores = std::vector<int>;
+
+// ---- lists of cores
+
+TEST(Cores, ListsAndRanges) {
+  EXPECT_EQ(parse_cores("7"), (Cores{7}));
+  EXPECT_EQ(parse_cores("0,1,2,3,28,29,31,32"), (Cores{0, 1, 2, 3, 28, 29, 31, 32}));
+  EXPECT_EQ(parse_cores("0-3,28-29,5,5"), (Cores{0, 1, 2, 3, 28, 29, 5, 5}));
+}
+
+TEST(Cores, WhatIsNoListIsRefused) {
+  for (const char* text : {"", ",", "1,", ",1", "-1", "1-", "3-1", "a", "1 ,2", "1;2", "70000",
+                           "0-99999999", "99999999999", "1-2-3"}) {
+    EXPECT_THROW(parse_cores(text), Error) << text;
+  }
+}
+
+TEST(Cores, AsText) {
+  EXPECT_EQ(cores_text(Cores{}), "");
+  EXPECT_EQ(cores_text(Cores{3}), "3");
+  EXPECT_EQ(cores_text(Cores{0, 1, 2, 3, 28, 29, 31}), "0-3,28,29,31");
+}
+
+// ---- the plan
+
+constexpr const char* kTwoTimesFour = "0,1,2,3,28,29,31,32";  // 28 cores per socket, 4 for workers
+
+Settings settings_of(std::optional<int> count, const std::string& affinity = "auto") {
+  Settings settings;
+  settings.worker_count = count;
+  settings.worker_affinity = affinity;
+  if (affinity != "auto") settings.worker_cores = parse_cores(affinity);
+  return settings;
+}
+
+Cores range(int first, int last) {
+  Cores cores(static_cast<std::size_t>(last - first + 1));
+  std::iota(cores.begin(), cores.end(), first);
+  return cores;
+}
+
+int default_count(int cores, int sharing) {
+  return plan_workers(settings_of({}), {0, 8, sharing, range(0, cores - 1)}).count;
+}
+
+TEST(WorkerPoolOptions, ByDefaultFromTheRanksShareOfItsCores) {
+  EXPECT_EQ(default_count(2, 2), 0);
+  EXPECT_EQ(default_count(2, 1), 1);
+  EXPECT_EQ(default_count(1, 8), 0);
+  EXPECT_EQ(default_count(8, 2), 3);
+  EXPECT_EQ(default_count(56, 2), 3);
+  EXPECT_FALSE(plan_workers(settings_of({}), {0, 1, 1, range(0, 3)}).start_eagerly);
+}
+
+TEST(WorkerPoolOptions, EveryRankTakesItsPartOfTheList) {
+  const Settings settings = settings_of(4, kTwoTimesFour);
+  EXPECT_EQ(plan_workers(settings, {0, 2, 1, range(4, 27)}).cores, (Cores{0, 1, 2, 3}));
+  const WorkerPoolOptions second = plan_workers(settings, {1, 2, 1, range(32, 55)});
+  EXPECT_EQ(second.cores, (Cores{28, 29, 31, 32}));
+  EXPECT_EQ(second.count, 4);
+  EXPECT_TRUE(second.start_eagerly);
+}
+
+TEST(WorkerPoolOptions, AListAloneSaysHowMany) {
+  const WorkerPoolOptions plan = plan_workers(settings_of({}, "0-5"), {1, 3, 3, range(0, 7)});
+  EXPECT_EQ(plan.count, 2);
+  EXPECT_EQ(plan.cores, (Cores{2, 3}));
+  EXPECT_TRUE(plan.start_eagerly);
+}
+
+TEST(WorkerPoolOptions, AListThatIsTooShortGoesAsFarAsItGoes) {
+  const Settings settings = settings_of(2, "4,5,6");
+  EXPECT_EQ(plan_workers(settings, {1, 3, 3, range(0, 7)}).cores, (Cores{6}));
+  EXPECT_EQ(plan_workers(settings, {2, 3, 3, range(0, 7)}).cores, (Cores{}));
+}
+
+TEST(WorkerPoolOptions, WhatFitsTogetherIsNotRemarkedOn) {
+  // Cores kept free for the workers, as in the documents; one of them is the rank's own.
+  EXPECT_EQ(disagreement(settings_of(4, kTwoTimesFour), {0, 2, 1, range(4, 27)}), "");
+  EXPECT_EQ(disagreement(settings_of(4, kTwoTimesFour), {1, 2, 1, range(32, 55)}), "");
+  EXPECT_EQ(disagreement(settings_of({}, kTwoTimesFour), {0, 4, 4, range(0, 1)}), "");
+  EXPECT_EQ(disagreement(settings_of({}), {0, 9, 9, range(0, 1)}), "");
+  EXPECT_EQ(disagreement(settings_of(2), {0, 2, 2, range(0, 1)}), "");
+  EXPECT_EQ(disagreement(settings_of(0), {0, 2, 2, range(0, 1)}), "");
+}
+
+TEST(WorkerPoolOptions, WhatDisagreesIsNamed) {
+  const std::string text = disagreement(settings_of(4, "0,1,2"), {0, 2, 2, range(4, 27)});
+  for (const char* value : {"CCL_WORKER_COUNT=4", "CCL_WORKER_AFFINITY=0,1,2 ", "(4-27)", "of 8"})
+    EXPECT_NE(text.find(value), std::string::npos) << text;
+  EXPECT_NE(disagreement(settings_of({}, "0,1,2"), {0, 2, 2, range(0, 3)}), "");
+  EXPECT_NE(disagreement(settings_of(4, kTwoTimesFour), {0, 3, 3, range(0, 55)}), "");
+  const std::string crowd = disagreement(settings_of(3), {0, 1, 1, range(0, 1)});
+  for (const char* value : {"CCL_WORKER_COUNT=3", "CCL_WORKER_AFFINITY=auto", "(0,1)"})
+    EXPECT_NE(crowd.find(value), std::string::npos) << crowd;
+}
+
+// ---- the threads
+
+struct Part {
+  std::size_t begin;
+  std::size_t count;
+};
+
+std::vector<Part> parts_of(WorkerPool& workers, std::size_t count, std::size_t grain) {
+  std::mutex mutex;
+  std::vector<Part> parts;
+  workers.parallel_for(count, grain, [&](std::size_t begin, std::size_t length) {
+    const std::lock_guard lock(mutex);
+    parts.push_back({begin, length});
+  });
+  std::ranges::sort(parts, {}, &Part::begin);
+  return parts;
+}
+
+/// The names of this process's worker threads, and the cores each may run on.
+std::vector<std::pair<std::string, std::string>> worker_threads() {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(task.path() / "status");
+    std::string name;
+    for (std::string line; std::getline(status, line);) {
+      const std::string value = line.substr(std::min(line.find('\t') + 1, line.size()));
+      if (line.starts_with("Name:")) name = value;
+      if (line.starts_with("Cpus_allowed_list:") && name.starts_with("ccl-worker-"))
+        found.emplace_back(name, value);
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+/// A thread that has been joined may stand in /proc for a moment: the kernel wakes who joins it
+/// before it takes the thread from its lists.
+bool no_worker_threads_soon() {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!worker_threads().empty()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+TEST(WorkerPool, PartsBeginAtGrainsAndCoverEverything) {
+  WorkerPool workers({.count = 3});
+  for (const std::size_t grain : {1, 3, 64}) {
+    for (const std::size_t count : {0, 1, 2, 3, 5, 63, 64, 127, 128, 129, 1000, 12345, 100000}) {
+      std::size_t end = 0;
+      const std::vector<Part> parts = parts_of(workers, count, grain);
+      for (const Part& part : parts) {
+        EXPECT_EQ(part.begin, end);
+        EXPECT_EQ(part.begin % grain, 0U);
+        EXPECT_GE(part.count, std::min(grain, count));
+        end += part.count;
+      }
+      EXPECT_EQ(end, count);
+      EXPECT_EQ(parts.size() > 1, count >= 2 * grain) << count << " by " << grain;
+    }
+  }
+}
+
+TEST(WorkerPool, WithoutThemTheCallerDoesItAll) {
+  WorkerPool workers({});
+  const std::thread::id self = std::this_thread::get_id();
+  workers.parallel_for(1000, 1, [&](std::size_t begin, std::size_t count) {
+    EXPECT_EQ(std::this_thread::get_id(), self);
+    EXPECT_EQ(begin, 0U);
+    EXPECT_EQ(count, 1000U);
+  });
+  EXPECT_EQ(worker_threads().size(), 0U);
+}
+
+TEST(WorkerPool, AreMadeWhenTheyAreNeeded) {
+  WorkerPool workers({.count = 2});
+  parts_of(workers, 10, 6);
+  EXPECT_EQ(worker_threads().size(), 0U);
+  parts_of(workers, 12, 6);
+  EXPECT_EQ(worker_threads().size(), 2U);
+  workers.stop();
+  EXPECT_TRUE(no_worker_threads_soon());
+  EXPECT_EQ(parts_of(workers, 12, 6).size(), 1U);
+}
+
+TEST(WorkerPool, Help) {
+  WorkerPool workers({.count = 1, .start_eagerly = true});
+  std::atomic<bool> helped{false};
+  const std::thread::id self = std::this_thread::get_id();
+  // The caller's first part ends when a worker has had one.
+  workers.parallel_for(16, 1, [&](std::size_t, std::size_t) {
+    if (std::this_thread::get_id() != self) helped = true;
+    while (!helped) std::this_thread::yield();
+  });
+  EXPECT_TRUE(helped);
+}
+
+TEST(WorkerPool, AreWokenForMuchWorkOnly) {
+  WorkerPool workers({.count = 1, .start_eagerly = true});
+  const std::thread::id self = std::this_thread::get_id();
+  std::atomic<bool> helped{false};
+  const auto work_slowly = [&](std::size_t, std::size_t) {
+    if (std::this_thread::get_id() != self) helped = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  };
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is asleep
+  workers.parallel_for(4, 1, work_slowly);
+  EXPECT_FALSE(helped);
+  workers.parallel_for(4, 1, work_slowly, /*whole=*/WorkerPool::kMinGrainsToWake);
+  EXPECT_TRUE(helped);
+}
+
+TEST(WorkerPool, ThatAreBusyHoldNobodyUp) {
+  WorkerPool workers({.count = 2, .start_eagerly = true});
+  std::atomic<bool> go_on{false};
+  std::atomic<int> waiting{0};
+  std::thread first([&] {
+    const auto wait = [&](std::size_t, std::size_t) {
+      ++waiting;
+      while (!go_on) std::this_thread::yield();
+    };
+    workers.parallel_for(3, 1, wait, WorkerPool::kMinGrainsToWake);
+  });
+  while (waiting < 3) std::this_thread::yield();  // all three threads are
+  EXPECT_EQ(parts_of(workers, 100, 1).size(), 1U);
+  go_on = true;
+  first.join();
+}
+
+TEST(WorkerPool, EveryIndexOnceWithEightCallers) {
+  WorkerPool workers({.count = 3});
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 8; ++caller)
+    callers.emplace_back([&, caller] {
+      std::vector<int> seen;
+      for (std::size_t round = 1; round <= 300; ++round) {
+        const std::size_t count = round * static_cast<std::size_t>(caller + 1) % 400;
+        seen.assign(count, 0);
+        // Plain memory: ThreadSanitizer sees whether parts and their end are ordered.
+        const auto see = [&](std::size_t begin, std::size_t length) {
+          for (std::size_t i = begin; i < begin + length; ++i) ++seen[i];
+        };
+        workers.parallel_for(count, round % 5 + 1, see, round % 2 * 1000);
+        EXPECT_TRUE(std::ranges::all_of(seen, [](int times) { return times == 1; }));
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+}
+
+TEST(WorkerPool, ComeAndGo) {
+  for (int round = 0; round < 50; ++round) {
+    WorkerPool workers({.count = 3, .start_eagerly = round % 2 == 0});
+    if (round % 3 == 0) parts_of(workers, 100, 1);
+  }
+  EXPECT_TRUE(no_worker_threads_soon());
+}
+
+TEST(WorkerPool, AsleepUseNoTime) {
+  WorkerPool workers({.count = 3, .start_eagerly = true});
+  parts_of(workers, 100, 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto cpu_ns = [] {
+    timespec used{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return used.tv_sec * 1'000'000'000 + used.tv_nsec;
+  };
+  const auto before = cpu_ns();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_LT(cpu_ns() - before, 3'000'000);
+}
+
+TEST(WorkerPool, RunOnTheCoresTheyAreGiven) {
+  const Cores own = cores_of_this_thread();
+  const int core = own.back();
+  WorkerPool workers({.count = 3, .cores = {core, core}, .domain = own, .start_eagerly = true});
+  const auto threads = worker_threads();
+  ASSERT_EQ(threads.size(), 3U);
+  EXPECT_EQ(threads[0],
+            (std::pair<std::string, std::string>("ccl-worker-0", std::to_string(core))));
+  EXPECT_EQ(threads[1].second, std::to_string(core));
+  EXPECT_EQ(threads[2].first, "ccl-worker-2");
+  EXPECT_EQ(parts_of(workers, 1000, 1).size(), 32U);
+}
+
+TEST(WorkerPool, RunOutsideTheCoresOfTheirMaker) {
+  const Cores own = cores_of_this_thread();
+  std::thread([&] {
+    ASSERT_TRUE(pin(::pthread_self(), Cores{own.front()}));
+    WorkerPool workers({.count = 2, .cores = {own.back()}, .domain = own, .start_eagerly = true});
+    const auto threads = worker_threads();
+    ASSERT_EQ(threads.size(), 2U);
+    EXPECT_EQ(threads[0].second, std::to_string(own.back()));
+    EXPECT_EQ(threads[1].second == std::to_string(own.front()), own.size() == 1);
+  }).join();
+}
+
+TEST(WorkerPool, WhoseCoreDoesNotExistAreNotPinned) {
+  const Cores own = cores_of_this_thread();
+  WorkerPool workers({.count = 2, .cores = {4000, own[0]}, .domain = own, .start_eagerly = true});
+  const auto threads = worker_threads();
+  ASSERT_EQ(threads.size(), 2U);
+  EXPECT_EQ(threads[1].second, std::to_string(own[0]));
+  EXPECT_EQ(threads[0].second == threads[1].second, own.size() == 1);
+  EXPECT_EQ(parts_of(workers, 1000, 1).size(), 24U);
+}
+
+TEST(WorkersDeathTest, MissingCoresAreNamedOnce) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const WorkerPoolOptions plan{
+      .count = 3, .cores = {4000, 4001, 4002}, .start_eagerly = true, .rank = 7};
+  EXPECT_EXIT(
+      {
+        const WorkerPool first(plan);
+        std::fputs("between\n", stderr);
+        const WorkerPool second(plan);
+        ::_exit(0);
+      },
+      ::testing::ExitedWithCode(0), "^tccl: rank 7: warning: [^\n]*4000-4002[^\n]*\nbetween\n$");
+}
+
+// ---- what an algorithm uses
+
+class Together : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(Together, CopyIsMemcpy) {
+  WorkerPool workers({.count = 3});
+  const Operation operation = barrier();
+  const CollectiveTask task(operation, workers);
+  std::vector<std::byte> from(GetParam());
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 >> 3);
+  std::vector<std::byte> to(from.size());
+  task.copy(to.data(), from.data(), from.size());
+  EXPECT_EQ(to, from);
+  task.copy(to.data(), to.data(), to.size());
+  EXPECT_EQ(to, from);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, Together,
+                         ::testing::Values(0, 1, kSplitBytes - 1, kSplitBytes, 2 * kSplitBytes - 1,
+                                           2 * kSplitBytes, 3 * kSplitBytes + 1,
+                                           40 * kSplitBytes + 12345));
+
+}  // namespace
+}  // namespace tccl

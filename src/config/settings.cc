@@ -125,7 +125,7 @@ void algorithm_into(Settings& settings, const std::string& text) {
 }
 
 constexpr const char* kAlgorithmDoc =
-    "Algorithm by message size, e.g. \"direct:0-16384;pipelined:16385-max\" or one name for all. "
+    "Algorithm by message size, e.g. \"one_shot:0-16384;two_shot:16385-max\" or one name for all. "
     "Must be the same on all ranks.";
 
 constexpr SettingRow kRows[] = {

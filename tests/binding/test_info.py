@@ -67,12 +67,12 @@ def test_all_as_json():
 
 
 def test_algorithms_by_table_and_by_environment():
-    shown = info("--algorithms", CCL_ALLREDUCE="direct:0-16384;pipelined:16385-max")
+    shown = info("--algorithms", CCL_ALLREDUCE="one_shot:0-16384;two_shot:16385-max")
     assert shown.returncode == 0, shown.stderr
     rows = rows_of(shown.stdout, "allreduce")
-    assert any("direct" in row and "0-max" in row and "table" in row for row in rows), rows
+    assert any("one_shot" in row and "0-max" in row and "table" in row for row in rows), rows
     assert any("0-16384" in row and "environment" in row for row in rows), rows
-    assert any("pipelined" in row and "16385-max" in row for row in rows), rows
+    assert any("two_shot" in row and "16385-max" in row for row in rows), rows
     assert rows_of(shown.stdout, "barrier")
 
 
@@ -81,7 +81,7 @@ def test_a_setting_that_makes_no_sense_is_named():
     assert shown.returncode == 1
     (line,) = shown.stderr.splitlines()
     assert line.startswith('torch-ccl info: CCL_ALLREDUCE=magic: there is no algorithm "magic"')
-    assert "direct" in line and "pipelined" in line
+    assert "one_shot" in line and "two_shot" in line
 
 
 def test_the_nearest_name():

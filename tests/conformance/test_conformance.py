@@ -16,10 +16,10 @@ LIMITS = ["--limit-bytes", 65536]
 TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
 # Operations with more than one row in the table of algorithms.
 FORCED = [
-    ("allreduce", "CCL_ALLREDUCE=direct"),
-    ("allreduce", "CCL_ALLREDUCE=pipelined"),
-    ("reduce", "CCL_REDUCE=direct"),
-    ("reduce", "CCL_REDUCE=pipelined"),
+    ("allreduce", "CCL_ALLREDUCE=one_shot"),
+    ("allreduce", "CCL_ALLREDUCE=two_shot"),
+    ("reduce", "CCL_REDUCE=one_shot"),
+    ("reduce", "CCL_REDUCE=two_shot"),
 ]
 
 

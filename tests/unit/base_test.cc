@@ -127,7 +127,7 @@ TEST(AlgorithmSelector, DefaultsGoBySizeRanksAndDtype) {
 
 TEST(AlgorithmSelector, SettingsOverride) {
   Settings settings;
-  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "pipelined:0-100;direct:101-max";
+  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "two_shot:0-100;one_shot:101-max";
   const AlgorithmSelector table(settings);
   const auto chosen = [&](Op op, std::size_t bytes) {
     return std::string(table.select(op, bytes, 8, DType::float32).name);
@@ -140,14 +140,14 @@ TEST(AlgorithmSelector, SettingsOverride) {
 
 TEST(AlgorithmSelector, TheLastRuleThatFitsIsFollowed) {
   Settings settings;
-  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "pipelined;direct:0-4096";
+  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "two_shot;one_shot:0-4096";
   const AlgorithmSelector table(settings);
   EXPECT_STREQ(table.select(Op::allreduce, 4096, 2, DType::float32).name, "one_shot");
   EXPECT_STREQ(table.select(Op::allreduce, 4097, 2, DType::float32).name, "two_shot");
 }
 
 TEST(AlgorithmSelector, BadRulesAreRefused) {
-  for (const char* rule : {"ring", "direct:7", "direct:a-b", "direct:1-2x"}) {
+  for (const char* rule : {"ring", "one_shot:7", "one_shot:a-b", "one_shot:1-2x"}) {
     Settings settings;
     settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = rule;
     EXPECT_NE(refusal([&] { AlgorithmSelector table(settings); }), "") << rule;

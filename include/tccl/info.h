@@ -1,4 +1,5 @@
-// What the library would do in this process, for people who want to know. Safe from any thread.
+// What the library is configured to do in this process: kernels, algorithms, settings, addresses.
+// Implemented by src/info/info.cc. Thread safety: safe from any thread.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,8 @@
 
 namespace tccl {
 
-/// One rule: from `from_ranks` ranks on, for sizes from `from_bytes` to `to_bytes`. Of those for
-/// one operation the last that fits is followed.
+/// One rule of algorithm selection: applies to `from_ranks` ranks or more and to sizes from
+/// `from_bytes` to `to_bytes`. Of the rules of one operation that apply, the last one wins.
 struct AlgorithmChoice {
   Op op;
   std::string algorithm;
@@ -19,9 +20,9 @@ struct AlgorithmChoice {
   std::size_t from_bytes;
   std::size_t to_bytes;
   int from_ranks;
-  std::string dtypes;  // "all" or a kind, such as "float8"
-  bool several_hosts;  // for ranks on several hosts, or for those of one
-  bool by_setting;     // the environment says so, not the library
+  std::string dtypes;  // "all", or a kind such as "float8"
+  bool several_hosts;  // true: for groups over several hosts; false: for groups on one host
+  bool by_setting;     // from the environment, not from the library's defaults
 };
 
 struct SettingValue {
@@ -32,15 +33,15 @@ struct SettingValue {
 };
 
 struct Info {
-  std::string kernels;  // the instruction set of the reductions
+  std::string kernels;  // instruction set of the reduction kernels
   std::vector<AlgorithmChoice> algorithms;
   std::vector<SettingValue> settings;
 };
 
-/// Reads the environment. Throws Error{invalid_argument} if a setting makes no sense.
+/// Reads the environment. Throws Error{invalid_argument} if a setting is invalid.
 TCCL_API Info info();
 
-/// By which other hosts may reach this one, the best first; CCL_SOCKET_IFNAME chooses among them.
+/// Addresses by which other hosts can reach this one, best first; CCL_SOCKET_IFNAME filters them.
 TCCL_API std::vector<std::string> addresses_of_this_host();
 
 }  // namespace tccl

@@ -3,16 +3,26 @@
 namespace tccl {
 namespace {
 
+// Measured thresholds: see docs/performance.md.
+/// one_shot reads (P - 1) times the data on every rank, two_shot less than twice the data.
+constexpr DefaultRule kLargeData[] = {{.from_bytes = std::size_t{1} << 20, .from_ranks = 6}};
+/// Converting float8 costs more than the second synchronisation, so ranks share the arithmetic.
+constexpr DefaultRule kLargeDataOrFloat8[] = {
+    kLargeData[0], {.from_bytes = 1024, .from_ranks = 2, .float8_only = true}};
+/// Between hosts the bytes sent soon cost more than the number of messages.
+constexpr DefaultRule kLargeDataBetweenHosts[] = {
+    {.from_bytes = std::size_t{32} << 10, .from_ranks = 2}};
+
 constexpr Algorithm kAlgorithms[] = {
     {Op::barrier, "one_shot", "everyone posts, everyone looks at all", barrier_one_shot},
     {Op::broadcast, "one_shot", "the root posts pieces, all others copy them", broadcast_one_shot},
     {Op::allreduce, "one_shot", "every rank reduces everything: one meeting per piece",
      allreduce_one_shot},
     {Op::allreduce, "two_shot", "each rank reduces a slice of every piece, then all copy",
-     allreduce_two_shot},
+     allreduce_two_shot, nullptr, kLargeDataOrFloat8},
     {Op::reduce, "one_shot", "the root reduces everything", reduce_one_shot},
     {Op::reduce, "two_shot", "each rank reduces a slice of every piece, the root copies",
-     reduce_two_shot},
+     reduce_two_shot, nullptr, kLargeData},
     {Op::allgather, "one_shot", "everyone posts pieces, everyone copies them", allgather_one_shot},
     {Op::gather, "one_shot", "everyone posts pieces, the root copies them", gather_one_shot},
     {Op::scatter, "one_shot", "the root posts one piece per rank and step", scatter_one_shot},
@@ -36,7 +46,7 @@ constexpr Algorithm kAlgorithms[] = {
     {Op::allreduce, "leader_alltoall", "each host's sum goes to all others: one message's time",
      nullptr, allreduce_leader_alltoall},
     {Op::allreduce, "rails", "ranks of a host share its sum; each slice is summed on one host",
-     nullptr, allreduce_rails},
+     nullptr, allreduce_rails, kLargeDataBetweenHosts},
     {Op::reduce, "rails", "as allreduce, but the sums go to the root's host", nullptr,
      reduce_rails},
     {Op::allgather, "rails", "each block goes once to every host", nullptr, allgather_rails},

@@ -1,4 +1,10 @@
-// The table of algorithms: one file and one row each. Which one runs is said in choose.cc.
+// The table of algorithms: one file and one row each. A row says what runs the collective and when
+// it is chosen by default; planner/ applies the rules and the settings that override them.
+//
+// To add an all-gather "ring": write allgather_ring.cc, declare its function here, add a row to
+// registry.cc. Tests, docs and CCL_ALLGATHER=ring read the table.
+//
+// Thread safety: the table is constant.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +17,24 @@
 
 namespace tccl {
 
+/// When an algorithm is the default: for groups of at least `from_ranks` ranks and data of at least
+/// `from_bytes`.
+struct DefaultRule {
+  std::size_t from_bytes = 0;
+  int from_ranks = 1;
+  bool float8_only = false;
+};
+inline constexpr DefaultRule kAlways[] = {{}};
+
 struct Algorithm {
   Op op;
   const char* name;
   const char* doc;
-  void (*run)(Board&, const CollectiveTask&);  // among the ranks of one host, or
+  void (*run)(Board&, const CollectiveTask&);  // for groups on one host; or
   void (*run_over_hosts)(Board&, NetworkChannel&, const CollectiveTask&) = nullptr;
+  /// Of the rows of one operation whose rules apply, the last row is the default. Without rules an
+  /// algorithm runs only if a setting names it.
+  std::span<const DefaultRule> rules = kAlways;
 };
 
 std::span<const Algorithm> algorithms();

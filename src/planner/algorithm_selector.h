@@ -1,5 +1,9 @@
-// Which algorithm runs a collective: a table by operation, size, ranks and dtype, which the
-// settings override. Depends only on values that all ranks share.
+// Which algorithm runs a collective: the default rules of the registry's rows, overridden by the
+// settings CCL_<OPERATION>. The choice depends only on values that all ranks share.
+//
+//   const Algorithm& chosen = selector.select(Op::allreduce, bytes, ranks, dtype, several_hosts);
+//
+// Thread safety: immutable after construction.
 #pragma once
 
 #include <array>
@@ -18,7 +22,7 @@ class AlgorithmSelector {
  public:
   /// Throws Error{invalid_argument} for a setting that names an unknown algorithm or a bad range.
   explicit AlgorithmSelector(const Settings& settings);
-  /// The rules of the table and of the settings, for people.
+  /// All rules, for tccl::info().
   [[nodiscard]] std::vector<AlgorithmChoice> choices() const;
   [[nodiscard]] const Algorithm& select(Op op, std::size_t bytes, int ranks, DType dtype,
                                         bool several_hosts = false) const;
@@ -29,12 +33,12 @@ class AlgorithmSelector {
     std::size_t from_bytes = 0;
     std::size_t to_bytes = std::numeric_limits<std::size_t>::max();
     int from_ranks = 1;
-    bool only_float8 = false;
+    bool float8_only = false;
     bool by_setting = false;
   };
   static Entry parse_rule(Op op, std::string_view rule);
 
-  std::array<std::vector<Entry>, kOpCount> entries_;  // by Op; the last that fits is followed
+  std::array<std::vector<Entry>, kOpCount> entries_;  // by Op; the last entry that applies wins
 };
 
 }  // namespace tccl

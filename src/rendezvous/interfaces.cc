@@ -16,7 +16,6 @@
 #include "base/tcp_socket.h"
 #include "config/settings.h"
 #include "tccl/error.h"
-#include "tccl/info.h"
 
 namespace tccl {
 namespace {
@@ -202,10 +201,6 @@ AddressOffer own_addresses(const std::string& towards, const std::string& wanted
       usable_addresses(interfaces_of_this_host(), wanted, preferred_sources(towards_store));
   offer.routes_to_store = towards_store && offer.usable.front() == *towards_store;
   return offer;
-}
-
-std::vector<std::string> addresses_of_this_host() {
-  return own_addresses(/*towards=*/"", settings_from_environment().interface).usable;
 }
 
 }  // namespace tccl

@@ -1,0 +1,28 @@
+#include "tccl/info.h"
+
+#include <cstdlib>
+
+#include "config/settings.h"
+#include "kernels/variants.h"
+#include "planner/algorithm_selector.h"
+#include "rendezvous/interfaces.h"
+
+namespace tccl {
+
+Info info() {
+  const Settings settings = settings_from_environment();
+  Info info;
+  info.kernels = kernels::best_variant().name;
+  info.algorithms = AlgorithmSelector(settings).choices();
+  for (const SettingRow& row : setting_rows()) {
+    const char* set = std::getenv(row.name);
+    info.settings.push_back({row.name, set ? set : row.default_value, row.doc, set != nullptr});
+  }
+  return info;
+}
+
+std::vector<std::string> addresses_of_this_host() {
+  return own_addresses(/*towards=*/"", settings_from_environment().interface).usable;
+}
+
+}  // namespace tccl

@@ -1,4 +1,5 @@
-// The one exception type of the library.
+// The exception type of the library. Implemented by src/base/error.cc.
+// Thread safety: an Error is immutable.
 //
 //   try { comm->run(...); }
 //   catch (const tccl::Error& e) { if (e.code() == tccl::Errc::peer_lost)
@@ -15,12 +16,12 @@
 namespace tccl {
 
 enum class Errc : unsigned char {
-  invalid_argument,  // refused before anything was sent; the group is unharmed
-  mismatch,          // ranks disagree about an operation
+  invalid_argument,  // rejected before anything was sent; the group stays usable
+  mismatch,          // ranks called different operations
   timeout,           // a deadline passed
-  peer_lost,         // a rank died or left while it was needed
+  peer_lost,         // a rank died or left during an operation that needs it
   aborted,           // abort() here or on another rank
-  system,            // the operating system refused something
+  system,            // a system call failed
   internal,          // a bug of this library
 };
 
@@ -33,7 +34,7 @@ class TCCL_API Error : public std::runtime_error {
   ~Error() override;
 
   [[nodiscard]] Errc code() const noexcept { return code_; }
-  /// The ranks concerned: the dead one, the ones that disagree. May be empty.
+  /// The ranks concerned, such as the dead rank or the ranks that mismatch. May be empty.
   [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
 
  private:

@@ -1,5 +1,5 @@
+// Marks what libtccl.so exports. All other symbols are hidden, because the process may have loaded
+// another collective library.
 #pragma once
 
-// Everything else in the library is hidden: another collective library may live in the same
-// process.
 #define TCCL_API __attribute__((visibility("default")))

@@ -1,10 +1,13 @@
-// What to do, as a value: build one with the functions below and hand it to a Communicator.
+// Operation: the arguments of a collective, send or recv. Build one with the functions below and
+// pass it to a Communicator. Implemented by src/operation/operation.cc.
 //
 //   comm->run(tccl::allreduce(in, out, count, DType::float32, ReduceOp::sum));
 //   auto work = comm->start(tccl::recv(buffer, bytes, tccl::kAnySource, /*tag=*/7));
 //
 // Counts are elements, except for send and recv, which move bytes. `in` may equal `out` where the
-// sizes agree (for allgather: `in` may be this rank's block of the output).
+// sizes are equal (for allgather: `in` may be this rank's block of the output).
+//
+// Thread safety: plain values; safe from any thread.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +40,7 @@ enum class Op : std::uint8_t {
 inline constexpr int kOpCount = 16;
 TCCL_API std::string_view name_of(Op op);
 
-/// A piece of memory that belongs to one rank's share of an operation.
+/// The buffer of one rank's share of a v-collective.
 struct Block {
   void* data = nullptr;
   std::size_t count = 0;
@@ -49,15 +52,16 @@ struct ConstBlock {
 
 inline constexpr int kAnySource = -1;
 
-/// Pointers and spans are borrowed until the operation is complete.
+/// Pointers and spans are borrowed until the operation completes.
 struct Operation {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
   Reduction reduction{};
   int root = -1;          // of rooted collectives; the peer of send and recv
-  std::uint64_t tag = 0;  // of messages
-  /// Of a collective that is a piece of a larger one: the count of that, and which piece. Ranks
-  /// must agree on both, so that none takes a piece of another whole for one of this.
+  std::uint64_t tag = 0;  // of send and recv
+  /// If this collective is one chunk of a larger collective: the count of the larger one and the
+  /// index of the chunk. Both are compared between ranks, so that chunks of two different
+  /// collectives are never combined.
   std::uint64_t whole_count = 0;
   std::uint32_t piece = 0;
   const void* in = nullptr;
@@ -120,7 +124,7 @@ inline Operation alltoall(const void* in, void* out, std::size_t count, DType dt
 inline Operation allgatherv(const void* in, std::span<const Block> out, DType dtype) {
   return {.op = Op::allgatherv, .dtype = dtype, .in = in, .out_blocks = out};
 }
-/// `out` is read on the root only; its counts must fit what the ranks send.
+/// `out` is read on the root only; its counts must equal what the ranks send.
 inline Operation gatherv(ConstBlock in, std::span<const Block> out, DType dtype, int root) {
   return {.op = Op::gatherv,
           .dtype = dtype,

@@ -1,4 +1,5 @@
-// Element types and reductions. All functions are pure and safe from any thread.
+// Element types and reductions. Implemented by src/operation/types.cc.
+// Thread safety: all functions are pure and safe from any thread.
 #pragma once
 
 #include <array>
@@ -47,7 +48,7 @@ struct Reduction {
   Reduction(ReduceOp o, double f = 1.0) : op(o), factor(f) {}  // NOLINT: converts on purpose
 };
 
-/// What float32 sums travel as between hosts: fewer bytes, less exact.
+/// The format in which float32 sums are sent between hosts: fewer bytes, less precision.
 enum class WireFormat : std::uint8_t { by_setting, same, bfloat16, int8 };
 
 inline constexpr std::size_t kMaxElementBytes = 16;
@@ -55,13 +56,13 @@ inline constexpr std::size_t kMaxElementBytes = 16;
 TCCL_API std::size_t size_of(DType dtype);
 TCCL_API std::string_view name_of(DType dtype);
 TCCL_API std::string_view name_of(ReduceOp op);
-/// As CCL_WIRE_DTYPE spells it.
+/// The spelling of CCL_WIRE_DTYPE.
 TCCL_API std::string_view name_of(WireFormat format);
-/// The other way; none if there is no such format.
+/// The inverse of name_of(); none if the name is unknown.
 TCCL_API std::optional<WireFormat> wire_format_named(std::string_view name);
 
-/// Whether `op` means something for `dtype`: no average of integers, no order on complex numbers,
-/// no bit operations on floating point.
+/// Whether `op` is defined for `dtype`: no average of integers, no min or max of complex numbers,
+/// no bitwise operations on floating point.
 TCCL_API bool supports(DType dtype, ReduceOp op);
 
 }  // namespace tccl

@@ -1,31 +1,30 @@
-// A group of ranks: validates calls, numbers them, and hands them to the queue or to the p2p
-// engine.
+// CommunicatorImpl: the implementation of tccl::Communicator. It validates each call and passes
+// collectives to the operation queue, send and recv to the point-to-point engine.
+//
+//   run(allreduce) -> OperationQueue -> Executor -> algorithm -> Board / NetworkChannel -> kernels
+//   start(send)    -> P2p -> Link
+//
+// Building and splitting groups: group_builder.h, split.h.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 
 #include "communicator/context_impl.h"
+#include "communicator/executor.h"
+#include "communicator/group_builder.h"
 #include "communicator/operation_queue.h"
 #include "communicator/p2p.h"
-#include "transport/members.h"
-#include "transport/ofi/ofi_channel.h"
-#include "transport/ofi/ofi_p2p.h"
-#include "transport/shm/shm_board.h"
+#include "tccl/communicator.h"
 
 namespace tccl {
 
-class CommunicatorImpl final : public Communicator, private Executor {
+class CommunicatorImpl final : public Communicator {
  public:
-  /// What its maker knows about its ranks.
-  struct Parts {
-    std::shared_ptr<shm::Group> group;  // on this host
-    std::shared_ptr<Members> members;
-    std::vector<ofi::RankAddress> addresses;  // by rank, if there are other hosts
-    std::uint32_t group_id = 0;               // what others call the group when they send here
-  };
-  CommunicatorImpl(std::shared_ptr<ContextImpl> context, const Parts& parts, Options options);
+  CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupParts parts, Options options);
   ~CommunicatorImpl() override;
 
   [[nodiscard]] int rank() const noexcept override { return rank_; }
@@ -50,46 +49,32 @@ class CommunicatorImpl final : public Communicator, private Executor {
   }
   void abort(const std::string& reason) noexcept override;
   void close() noexcept override;
-  /// Closes it, after an abort only if something is under way: a normal exit disturbs nobody.
+  /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
+  /// flight. A process that exits with none does not disturb its peers.
   void leave() noexcept;
 
  private:
-  void require_open() const;
-  void await(const std::shared_ptr<Work>& work);
+  void check_open() const;
   void check_alive() const;
+  void validate_call(const Operation& operation) const;
+  void wait_or_withdraw(const std::shared_ptr<Work>& work);
   [[nodiscard]] Milliseconds effective(Milliseconds timeout) const;
-  void validate_here(const Operation& operation) const;
-  void execute(const Operation& operation, Milliseconds timeout) override;
-  void execute(const OperationSequence& sequence, Milliseconds timeout) override;
-  /// Without a deadline `timeout` bounds it, else that is for messages.
-  void execute_by(std::optional<Deadline> deadline, const Operation& operation,
-                  Milliseconds timeout);
-  [[nodiscard]] OpRecord record_of(const Operation& operation, const Algorithm& chosen) const;
-  struct SplitRequest;
-  struct GroupAddress;
-  std::vector<SplitRequest> exchange_split_requests(int color, int key);
-  void set_members(Parts& parts, const std::vector<SplitRequest>& split_requests,
-                   const std::vector<GroupAddress>& addresses) const;
-  void run_over_hosts(const Algorithm& chosen, const CollectiveTask& call,
-                      std::optional<Deadline> deadline, Milliseconds timeout);
-  void connect_hosts(const Parts& parts);
-  [[nodiscard]] std::unique_ptr<ofi::OfiP2p> make_ofi_p2p(const Parts& parts) const;
+  [[nodiscard]] std::unique_ptr<ofi::OfiP2p> make_ofi_p2p() const;
 
   std::shared_ptr<ContextImpl> context_;
   Options options_;
+  GroupParts parts_;
+  shm::Group& group_;  // of parts_
+  Members& members_;   // of parts_
   int rank_;
   int size_;
-  std::shared_ptr<shm::Group> group_;
-  std::shared_ptr<Members> members_;
-  std::vector<ofi::RankAddress> addresses_;
-  std::unique_ptr<shm::ShmBoard> board_;      // used by whoever runs the queue, both
-  std::unique_ptr<ofi::OfiChannel> channel_;  // only if there are other hosts
+  std::unique_ptr<Executor> executor_;  // used by the queue alone
   std::shared_ptr<OperationQueue> queue_;
   std::shared_ptr<P2p> p2p_;
-  mutable std::mutex mutex_;  // guards what follows
-  bool left_ = false;         // the group's memory may be given back
+  mutable std::mutex mutex_;  // guards the next two
+  bool left_ = false;         // the group's memory may be freed
   std::exception_ptr final_error_;
-  std::atomic<bool> closed_{false};
+  std::atomic<bool> closed_{false};  // relaxed: the queue and P2p check again under their locks
 };
 
 }  // namespace tccl

@@ -1,10 +1,9 @@
 #include "communicator/context_impl.h"
 
-#include <algorithm>
-
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -21,14 +20,8 @@
 namespace tccl {
 namespace {
 
-/// An invalid descriptor where the kernel has none: then the mutex word is the only witness.
+/// Invalid on kernels without pidfd: then only the robust mutex tells of a death.
 Fd open_own_pidfd() { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
-
-/// A notice may come before this rank has finished making its group; those of groups that it has
-/// left are of no use.
-constexpr std::size_t kMaxEarlyNotices = 1024;
-/// Groups that were left, for ranks that come late.
-constexpr std::size_t kMaxDeparted = 4096;
 
 std::uint64_t digest_of(const std::vector<int>& numbers) {
   std::uint64_t digest = 1;
@@ -53,13 +46,14 @@ ContextImpl::ContextImpl(Options options)
       heap_(std::make_shared<shm::Heap>(arena_)),
       self_(std::make_shared<LocalProcess>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
-      thread_pool_(std::make_unique<ThreadPool>()) {
+      thread_pool_(std::make_unique<ThreadPool>()),
+      inbox_(std::make_unique<NoticeInbox>()) {
   arena_->set_reserve([heap = std::weak_ptr(heap_)] {
     if (const auto alive = heap.lock()) alive->give_back_cache();
   });
   auto* heartbeat = new (arena_->memory()->base()) Heartbeat();
   heartbeat->token = random_digest();
-  progress_ = std::make_unique<Progress>(
+  progress_ = std::make_unique<ProgressThread>(
       std::shared_ptr<ProgressSignal>(arena_->memory(), &heartbeat->progress_signal));
   monitor_ = std::make_unique<Monitor>(*heartbeat, [this] { tick(); });
   fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { drop_in_child(); });
@@ -72,12 +66,12 @@ Heartbeat& ContextImpl::heartbeat() const {
 }
 
 std::shared_ptr<void> ContextImpl::allocate(std::size_t bytes) {
-  require_usable();
+  check_usable();
   return heap_->allocate(bytes);
 }
 
 void ContextImpl::close() noexcept {
-  if (forked() || closed_.exchange(true)) return;
+  if (forked() || closed_.exchange(true, std::memory_order_relaxed)) return;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators;
   {
     const std::lock_guard lock(mutex_);
@@ -93,9 +87,9 @@ void ContextImpl::close() noexcept {
   monitor_->stop();
 }
 
-void ContextImpl::require_usable() const {
+void ContextImpl::check_usable() const {
   if (forked())
-    throw Error(Errc::aborted, "this process was forked from a rank and has no part in its groups");
+    throw Error(Errc::aborted, "this process was forked from a rank and cannot use its groups");
   if (closed_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "the context is closed");
 }
 
@@ -114,7 +108,7 @@ PeerInfo ContextImpl::peer_info() const {
   return own;
 }
 
-std::shared_ptr<LocalProcess> ContextImpl::add_peer(const LocalPeer& local_peer) {
+std::shared_ptr<LocalProcess> ContextImpl::add_local_process(const LocalPeer& local_peer) {
   const PeerInfo& who = local_peer.peer_info;
   if (who.memory_id == self_->id()) return self_;
   {
@@ -125,7 +119,8 @@ std::shared_ptr<LocalProcess> ContextImpl::add_peer(const LocalPeer& local_peer)
   }
   auto memory = SharedMemory::open(local_peer.memory, who.memory_bytes, who.memory_id);
   if (!same_digest(reinterpret_cast<Heartbeat*>(memory->base())->token, who.token))
-    throw Error(Errc::system, formatted("the memory of {} is not what it announced", describe(who)),
+    throw Error(Errc::system,
+                formatted("the shared memory of {} has an unexpected token", describe(who)),
                 {who.rank});
   auto peer = std::make_shared<LocalProcess>(std::move(memory), who.host, who.pid);
   monitor_->watch(peer, local_peer.process.duplicate());
@@ -168,18 +163,21 @@ void ContextImpl::add_network_info(PeerInfo& own, const std::string& address) {
   ofi::Network& network = *network_;
   own.group_id = network.allocate_group_id();
   own.control_port = network.control().port();
-  const ofi::Endpoint::Address& of_fabric = network.endpoint().address();
-  if (of_fabric.size() > sizeof own.fabric_address)
-    throw Error(Errc::internal, "an address of libfabric is too long");
-  own.fabric_address_bytes = static_cast<std::uint16_t>(of_fabric.size());
-  std::memcpy(own.fabric_address, of_fabric.data(), of_fabric.size());
+  const ofi::Endpoint::Address& fabric = network.endpoint().address();
+  if (fabric.size() > sizeof own.fabric_address)
+    throw Error(Errc::internal,
+                formatted("the libfabric address has {} bytes; at most {} are supported",
+                          fabric.size(), sizeof own.fabric_address));
+  own.fabric_address_bytes = static_cast<std::uint16_t>(fabric.size());
+  std::memcpy(own.fabric_address, fabric.data(), fabric.size());
   std::strncpy(own.control_address, network.address().c_str(), sizeof own.control_address - 1);
   if (const char* limit = std::getenv("FI_OFI_RXM_EAGER_LIMIT"))
     std::strncpy(own.eager_limit, limit, sizeof own.eager_limit - 1);
   std::strncpy(own.provider, network.endpoint().provider().c_str(), sizeof own.provider - 1);
 }
 
-ContextImpl::Acquaintance ContextImpl::add_peer(const PeerInfo& who, const std::string& secret) {
+ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& who,
+                                                           const std::string& secret) {
   RemoteProcess::Identity identity;
   identity.id = who.memory_id;
   identity.host = who.host;
@@ -187,7 +185,7 @@ ContextImpl::Acquaintance ContextImpl::add_peer(const PeerInfo& who, const std::
   identity.address = who.control_address;
   identity.port = who.control_port;
   const std::lock_guard lock(network_mutex_);
-  Acquaintance known{network_->control().add_peer(identity, secret), 0};
+  RemoteAddress known{network_->control().add_peer(identity, secret), 0};
   const auto found = addresses_.find(who.memory_id);
   if (found != addresses_.end()) {
     known.address = found->second;
@@ -199,89 +197,41 @@ ContextImpl::Acquaintance ContextImpl::add_peer(const PeerInfo& who, const std::
   return known;
 }
 
-std::vector<std::shared_ptr<Members>> ContextImpl::groups_over_hosts() noexcept {
-  std::vector<std::shared_ptr<Members>> groups;
-  const std::lock_guard lock(mutex_);
-  for (const auto& known : groups_over_hosts_)
-    if (auto members = known.lock()) groups.push_back(std::move(members));
-  return groups;
-}
-
+/// On the monitor thread.
 void ContextImpl::take_notice(const std::shared_ptr<RemoteProcess>& from,
                               const Notice& notice) noexcept {
-  if (static_cast<GroupNotice>(notice.kind) == GroupNotice::wake)
-    return self_->wake_progress_thread();
-  if (const auto members = group_or_keep(from, notice)) return members->take_notice(*from, notice);
-  if (static_cast<GroupNotice>(notice.kind) != GroupNotice::entered) return;
-  if (const auto departure_notice = departure_of(notice.group))
-    network_->control().tell(from, *departure_notice);
-}
-
-/// In one go: listen_for() must not come in between.
-std::shared_ptr<Members> ContextImpl::group_or_keep(const std::shared_ptr<RemoteProcess>& from,
-                                                    const Notice& notice) noexcept {
-  const std::lock_guard lock(mutex_);
-  for (const auto& known : groups_over_hosts_)
-    if (auto members = known.lock(); members && members->uid() == notice.group) return members;
-  if (departed_.contains(notice.group)) return nullptr;
-  early_notices_.push_back({from, notice});
-  if (early_notices_.size() > kMaxEarlyNotices) early_notices_.pop_front();
-  return nullptr;
-}
-
-std::optional<Notice> ContextImpl::departure_of(std::uint64_t group) noexcept {
-  const std::lock_guard lock(mutex_);
-  const auto found = departed_.find(group);
-  return found == departed_.end() ? std::nullopt : std::optional(found->second);
-}
-
-void ContextImpl::record_departure(const Notice& departure_notice) {
-  const std::lock_guard lock(mutex_);
-  departed_.emplace(departure_notice.group, departure_notice);
-  departed_order_.push_back(departure_notice.group);
-  if (departed_order_.size() <= kMaxDeparted) return;
-  departed_.erase(departed_order_.front());
-  departed_order_.pop_front();
-}
-
-void ContextImpl::listen_for(const std::shared_ptr<Members>& members) {
-  std::vector<EarlyNotice> for_it;
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(groups_over_hosts_, [](const auto& known) { return known.expired(); });
-    groups_over_hosts_.push_back(members);
-    for (const EarlyNotice& early : early_notices_)
-      if (early.notice.group == members->uid()) for_it.push_back(early);
-    std::erase_if(early_notices_,
-                  [&](const EarlyNotice& early) { return early.notice.group == members->uid(); });
-  }
-  for (const EarlyNotice& early : for_it) members->take_notice(*early.from, early.notice);
+  const auto kind = static_cast<GroupNotice>(notice.kind);
+  if (kind == GroupNotice::wake) return self_->wake_progress_thread();
+  if (const auto members = inbox_->route(from, notice)) return members->take_notice(*from, notice);
+  if (kind != GroupNotice::entered) return;
+  if (const auto departure = inbox_->departure_of(notice.group))
+    network_->control().tell(from, *departure);
 }
 
 void ContextImpl::tick() noexcept {
   reclaim_retired();
-  for (const auto& members : groups_over_hosts()) members->spread_failure();
+  for (const auto& members : inbox_->groups()) members->spread_failure();
 }
 
 void ContextImpl::make_workers(int local_rank, int local_ranks, int sharing) {
   const std::lock_guard lock(mutex_);
-  most_sharing_.store(std::max(sharing, most_sharing_.load(std::memory_order_relaxed)),
-                      std::memory_order_relaxed);
+  max_sharing_.store(std::max(sharing, max_sharing_.load(std::memory_order_relaxed)),
+                     std::memory_order_relaxed);
   if (workers_) return;
-  const LocalPlace place{local_rank, local_ranks, sharing, cores_};
+  const LocalPlacement placement{local_rank, local_ranks, sharing, cores_};
   static std::atomic<bool> warned{false};  // once per process, which may have several contexts
-  const std::string problem = disagreement(settings_, place);
+  const std::string problem = worker_settings_conflict(settings_, placement);
   if (!problem.empty() && !warned.exchange(true, std::memory_order_relaxed))
     log_warning(problem, local_rank);
-  workers_ = std::make_unique<WorkerPool>(plan_workers(settings_, place));
+  workers_ = std::make_unique<WorkerPool>(plan_workers(settings_, placement));
 }
 
 BackoffPolicy ContextImpl::backoff() const noexcept {
-  const auto sharing = static_cast<std::size_t>(most_sharing_.load(std::memory_order_relaxed));
+  const auto sharing = static_cast<std::size_t>(max_sharing_.load(std::memory_order_relaxed));
   return sharing > cores_.size() ? kBackoffOversubscribed : kBackoffDedicated;
 }
 
-void ContextImpl::remember(const std::shared_ptr<CommunicatorImpl>& communicator) {
+void ContextImpl::add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator) {
   const std::lock_guard lock(mutex_);
   std::erase_if(communicators_, [](const auto& known) { return known.expired(); });
   communicators_.push_back(communicator);
@@ -300,14 +250,15 @@ void ContextImpl::reclaim_retired() noexcept {
 
 void ContextImpl::drop_in_child() noexcept {
   forked_.store(true, std::memory_order_relaxed);
-  // Threads do not exist here and their locks may be held for ever: leak what owns them.
+  // The child has none of the threads, and their locks may be held forever: leak their owners.
   if (network_) network_->drop_in_child();
   static_cast<void>(network_.release());
   static_cast<void>(monitor_.release());
+  static_cast<void>(inbox_.release());
   static_cast<void>(progress_.release());
   static_cast<void>(thread_pool_.release());
   static_cast<void>(workers_.release());
-  // Keep nothing of the job open: a data-loader worker may outlive its rank.
+  // Close the descriptors of the job: a data-loader worker may outlive its rank.
   arena_->memory()->drop_in_child();
   pidfd_.reset();
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "communicator/executor.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -24,20 +25,26 @@ CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationS
                                Communicator::CallOptions options)
     : WorkState(std::move(options)), queue_(std::move(queue)), sequence_(std::move(sequence)) {}
 
-void CollectiveWork::execute(Executor& executor) const {
-  sequence_ ? executor.execute(*sequence_, timeout()) : executor.execute(operation_, timeout());
+void CollectiveWork::run_on(Executor& executor) const {
+  sequence_ ? executor.run(*sequence_, timeout()) : executor.run(operation_, timeout());
 }
 
+/// Holds the mutex, and keeps synchronous callers off the quick path meanwhile.
 class OperationQueue::Lock {
  public:
   explicit Lock(OperationQueue& queue) : queue_(queue), lock_(queue.mutex_) {
-    // Acquire: what a quick operation did before; it is taken from now on.
-    if (queue_.use_.exchange(Use::by_mutex, std::memory_order_acq_rel) == Use::quick)
-      queue_.taken_ = true;
+    State seen = queue_.state();
+    while (seen == State::idle || seen == State::quick) {
+      const State next = seen == State::idle ? State::ready : State::running;
+      // Acquire: pairs with the release in release_synchronous().
+      if (queue_.state_.compare_exchange_weak(seen, next, std::memory_order_acq_rel,
+                                              std::memory_order_relaxed))
+        break;
+    }
   }
   ~Lock() {
-    if (!queue_.taken_ && !queue_.closed_ && queue_.entries_.empty())
-      queue_.use_.store(Use::idle, std::memory_order_release);  // pairs with try_take_quickly()
+    if (queue_.state() == State::ready && !queue_.closed_ && queue_.entries_.empty())
+      queue_.state_.store(State::idle, std::memory_order_release);  // pairs with try_take_quickly()
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
@@ -47,39 +54,39 @@ class OperationQueue::Lock {
   std::lock_guard<std::mutex> lock_;
 };
 
-/// While it exists, the thread runs a callback whose gate stands in the queue of `queue`. Scopes of
-/// one thread are nested: a callback may wait, and thereby run other operations.
+/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one thread nest:
+/// a callback may wait, and thereby run other operations and their callbacks.
 class OperationQueue::CallbackScope {
  public:
-  CallbackScope(OperationQueue& queue, Queue::iterator gate)
+  CallbackScope(OperationQueue& queue, Entries::iterator gate)
       : queue_(queue), gate_(gate), outer_(innermost_scope) {
     innermost_scope = this;
   }
   ~CallbackScope() {
     innermost_scope = outer_;
     const Lock lock(queue_);
-    lift();
-    if (!queue_.taken_ && queue_.next_is_ready()) queue_.schedule_locked();
+    remove_gate();
+    if (queue_.state() != State::running && queue_.next_can_start()) queue_.submit_pool_job();
   }
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
 
   static CallbackScope* innermost() { return innermost_scope; }
   [[nodiscard]] CallbackScope* outer() const { return outer_; }
-  [[nodiscard]] bool stands_in(const OperationQueue& queue) const {
-    return &queue_ == &queue && !lifted_;
+  [[nodiscard]] bool has_gate_in(const OperationQueue& queue) const {
+    return &queue_ == &queue && !removed_;
   }
-  [[nodiscard]] Queue::iterator gate() const { return gate_; }
-  /// Under the queue's lock.
-  void lift() {
-    if (!std::exchange(lifted_, true)) queue_.entries_.erase(gate_);
+  [[nodiscard]] Entries::iterator gate() const { return gate_; }
+  /// With the queue's mutex held.
+  void remove_gate() {
+    if (!std::exchange(removed_, true)) queue_.entries_.erase(gate_);
   }
 
  private:
   static thread_local CallbackScope* innermost_scope;
   OperationQueue& queue_;
-  Queue::iterator gate_;
-  bool lifted_ = false;
+  Entries::iterator gate_;
+  bool removed_ = false;
   CallbackScope* outer_;
 };
 
@@ -97,7 +104,7 @@ void CollectiveWork::help_until_done(Deadline deadline) { queue_->help(*this, de
 
 std::string CollectiveWork::description() const {
   return formatted("{} of group {}", sequence_ ? sequence_->name : name_of(operation_.op),
-                   queue_->group());
+                   queue_->group_);
 }
 
 namespace {
@@ -105,7 +112,7 @@ namespace {
 std::uint32_t operations_in(const Operation& /*operation*/) { return 1; }
 std::uint32_t operations_in(const OperationSequence& sequence) { return sequence.operations; }
 
-/// The queue whose operation the thread is running, for what interrupts it.
+/// The queue whose operation this thread is running.
 thread_local const OperationQueue* running_queue = nullptr;
 
 class RunningMark {
@@ -125,14 +132,14 @@ bool OperationQueue::is_run_by_this_thread() const noexcept { return running_que
 
 template <class Entry>
 bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
-  if (!try_take_quickly() && !try_take_idle()) return false;
+  if (!try_take_quickly() && !try_take_if_empty()) return false;
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   struct Release {
     OperationQueue& queue;
-    ~Release() { queue.release_inline(); }
+    ~Release() { queue.release_synchronous(); }
   } release{*this};
   const RunningMark mark(this);
-  executor_.execute(entry, timeout);
+  executor_.run(entry, timeout);
   return true;
 }
 
@@ -144,9 +151,9 @@ std::shared_ptr<CollectiveWork> OperationQueue::start(const Entry& entry,
   require_open();
   entries_.insert(insert_position(), work);
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
-  // Even if the caller will wait at once: it may not, and the peers need this rank. Whoever has
-  // taken the queue looks at the queue, or calls a driver, when it is done.
-  if (!taken_ && !watched_ && next_is_ready()) schedule_locked();
+  // Also if the caller will wait at once: it may not, and the peers need this rank. A running or
+  // lingering thread looks at the queue when it is done.
+  if (state() == State::ready && next_can_start()) submit_pool_job();
   return work;
 }
 
@@ -157,46 +164,51 @@ template std::shared_ptr<CollectiveWork> OperationQueue::start(const Operation&,
 template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationSequence&,
                                                                Communicator::CallOptions);
 
-OperationQueue::Queue::iterator OperationQueue::add_gate() {
+// --- gates ---
+
+OperationQueue::Entries::iterator OperationQueue::add_gate() {
   const Lock lock(*this);
   return entries_.insert(insert_position(), nullptr);
 }
 
-/// Where what the calling thread issues goes: at the end, or before its callback's gate.
-OperationQueue::Queue::iterator OperationQueue::insert_position() {
+/// Where entries of the calling thread are inserted: at the end, or before its callback's gate.
+OperationQueue::Entries::iterator OperationQueue::insert_position() {
   const CallbackScope* scope = current_scope();
   return scope ? scope->gate() : entries_.end();
 }
 
-/// Of the calling thread, if it runs a callback that has a place in this queue's order.
+/// The innermost callback of the calling thread that has a gate in this queue, or null.
 OperationQueue::CallbackScope* OperationQueue::current_scope() const {
   CallbackScope* scope = CallbackScope::innermost();
-  while (scope && !scope->stands_in(*this)) scope = scope->outer();
+  while (scope && !scope->has_gate_in(*this)) scope = scope->outer();
   return scope;
 }
 
-/// A callback that waits for what was issued after its place cannot keep that back. Returns whether
-/// it did.
-bool OperationQueue::release_gates_before(const CollectiveWork& work) {
+/// A callback that waits for work behind its own gate must not block it. Returns whether a gate was
+/// removed.
+bool OperationQueue::remove_own_gates_before(const CollectiveWork& work) {
   const Lock lock(*this);
-  const auto place = std::ranges::find(entries_, &work, &WorkPtr::get);
-  bool lifted = false;
-  for (CallbackScope* scope = current_scope(); scope && place != entries_.end();
+  const auto position = std::ranges::find(entries_, &work, &WorkPtr::get);
+  bool removed = false;
+  for (CallbackScope* scope = current_scope(); scope && position != entries_.end();
        scope = scope->outer()) {
-    if (!scope->stands_in(*this)) continue;
-    if (std::find(scope->gate(), entries_.end(), *place) == entries_.end()) continue;  // before it
-    scope->lift();
-    lifted = true;
+    if (!scope->has_gate_in(*this)) continue;
+    const bool is_behind = std::find(scope->gate(), entries_.end(), *position) != entries_.end();
+    if (!is_behind) continue;
+    scope->remove_gate();
+    removed = true;
   }
-  return lifted;
+  return removed;
 }
 
-/// Whether a callback on another thread keeps it from beginning.
+/// Whether a gate of another thread's callback keeps the work from starting.
 bool OperationQueue::is_blocked_by_callback(const CollectiveWork& work) {
   const Lock lock(*this);
   return !entries_.empty() && !entries_.front() &&
          std::ranges::find(entries_, &work, &WorkPtr::get) != entries_.end();
 }
+
+// --- states ---
 
 bool OperationQueue::has_work() const {
   return std::ranges::any_of(entries_, [](const WorkPtr& work) { return work != nullptr; });
@@ -204,85 +216,91 @@ bool OperationQueue::has_work() const {
 
 bool OperationQueue::is_idle() {
   const Lock lock(*this);
-  return !taken_ && !has_work();
+  return state() != State::running && !has_work();
 }
 
 void OperationQueue::require_open() const {
   if (closed_) throw Error(Errc::aborted, formatted("group {} is closed", group_));
 }
 
-void OperationQueue::schedule_locked() {
-  if (std::exchange(scheduled_, true)) return;
-  thread_pool_.submit([self = shared_from_this()] { self->run_queue(); });
-}
-
-void OperationQueue::schedule_if_needed() {
-  const Lock lock(*this);
-  watched_ = false;
-  if (!taken_ && next_is_ready()) schedule_locked();
+void OperationQueue::submit_pool_job() {
+  if (std::exchange(pool_job_pending_, true)) return;
+  thread_pool_.submit([self = shared_from_this()] { self->run_on_pool(); });
 }
 
 bool OperationQueue::try_take_quickly() {
-  Use expected = Use::idle;
-  return use_.compare_exchange_strong(expected, Use::quick,
-                                      std::memory_order_acquire);  // pairs with release_inline()
+  State expected = State::idle;
+  // Acquire: pairs with the release in release_synchronous() and in ~Lock().
+  return state_.compare_exchange_strong(expected, State::quick, std::memory_order_acquire,
+                                        std::memory_order_relaxed);
 }
 
-/// After try_take_quickly() or try_take_idle().
-void OperationQueue::release_inline() {
-  Use expected = Use::quick;
-  if (!use_.compare_exchange_strong(expected, Use::idle, std::memory_order_release))
-    release(/*stays=*/false);  // somebody has come meanwhile
+/// After try_take_quickly() or try_take_if_empty().
+void OperationQueue::release_synchronous() {
+  State expected = State::quick;
+  if (!state_.compare_exchange_strong(expected, State::idle, std::memory_order_release,
+                                      std::memory_order_relaxed))
+    release_to(State::ready);  // a locker has set `running`, or try_take_if_empty() has
 }
 
-bool OperationQueue::try_take_idle() {
+bool OperationQueue::try_take_if_empty() {
   const Lock lock(*this);
   require_open();
-  if (taken_ || entries_.begin() != insert_position()) return false;
-  return taken_ = true;
+  if (state() == State::running || entries_.begin() != insert_position()) return false;
+  set_state(State::running);
+  return true;
 }
 
-/// Null also if the operation could last beyond `latest`.
+/// Null if no entry can start, or if it might run beyond `latest`.
 OperationQueue::WorkPtr OperationQueue::try_take_next(Deadline latest) {
   const Lock lock(*this);
-  watched_ = false;
-  if (taken_ || !next_is_ready()) return nullptr;
+  if (state() == State::running) return nullptr;
+  set_state(State::ready);
+  if (!next_can_start()) return nullptr;
   if (latest != Deadline::max() && latest < deadline_after(entries_.front()->timeout()))
     return nullptr;
-  taken_ = true;
+  set_state(State::running);
   WorkPtr work = std::move(entries_.front());
   entries_.pop_front();
   return work;
 }
 
-/// A thread that `stays` looks for the next operation itself.
-void OperationQueue::release(bool stays) {
+/// `next` is ready, or lingering if the calling thread will look at the queue again.
+void OperationQueue::release_to(State next) {
   const Lock lock(*this);
-  taken_ = false;
-  watched_ = stays;
-  // A driver that came while the queue was taken has gone away again.
-  if (!stays && next_is_ready()) schedule_locked();
+  set_state(next);
+  // A pool thread that came while the queue was running has gone.
+  if (next == State::ready && next_can_start()) submit_pool_job();
 }
 
-/// For threads that look for the next operation themselves afterwards.
-void OperationQueue::execute_and_release(const WorkPtr& work) {
+void OperationQueue::stop_lingering() {
+  const Lock lock(*this);
+  if (state() == State::running) return;
+  set_state(State::ready);
+  if (next_can_start()) submit_pool_job();
+}
+
+// --- running ---
+
+/// Runs an entry that try_take_next() returned, and lingers.
+void OperationQueue::run_entry(const WorkPtr& work) {
   std::exception_ptr error;
   try {
     const RunningMark mark(this);
-    work->execute(executor_);
+    work->run_on(executor_);
   } catch (...) {
     error = std::current_exception();
   }
   if (CallbackScope::innermost() != nullptr) {
-    // In the middle of a callback that waits. Others must not run inside it: one that comes later
-    // in the order would have to lift its gate.
+    // This thread is in a callback that waits. Other callbacks must not run inside it: one that
+    // waits for a later entry would be blocked by this callback's gate.
     thread_pool_.submit([work, error] { work->complete(error); });
-    return release(/*stays=*/true);
+    return release_to(State::lingering);
   }
-  release(/*stays=*/true);
-  // Callbacks may take long, or wait for what is queued here: someone else must go on meanwhile.
+  release_to(State::lingering);
+  // Callbacks may take long, or wait for entries of this queue: another thread must run them.
   work->complete(error, [this](const std::function<void()>& callbacks) {
-    schedule_if_needed();
+    stop_lingering();
     callbacks();
   });
 }
@@ -300,34 +318,42 @@ bool OperationQueue::withdraw(const Work& work, const Error& reason) {
   return true;
 }
 
-void OperationQueue::run_queue() {
+void OperationQueue::run_on_pool() {
   {
     const Lock lock(*this);
-    scheduled_ = false;
+    pool_job_pending_ = false;
   }
-  while (const WorkPtr work = try_take_next(Deadline::max())) execute_and_release(work);
+  while (const WorkPtr work = try_take_next(Deadline::max())) run_entry(work);
 }
 
+/// Runs entries until the work is done, then sleeps. Called by a thread in wait().
 void OperationQueue::help(CollectiveWork& work, Deadline deadline) {
-  // An operation that is run here cannot be left before its own deadline.
+  // try_take_next() compares deadlines: an operation cannot be left before it has ended.
   while (!work.done()) {
     if (const WorkPtr next = try_take_next(deadline)) {
-      execute_and_release(next);
-    } else if (!release_gates_before(work)) {
+      run_entry(next);
+    } else if (!remove_own_gates_before(work)) {
       break;
     }
   }
-  schedule_if_needed();
-  // Whoever has taken the queue ends in time; a callback may not.
+  stop_lingering();
+  // A running operation ends by its own timeout; a callback may never return.
   do {
     work.sleep_until_done(std::min(deadline, deadline_after(work.timeout())), poll_interrupt_);
     if (!work.done() && Clock::now() < deadline && is_blocked_by_callback(work))
       throw Error(
           Errc::timeout,
-          formatted("{} has not begun within {:.1f} s: a callback of an earlier operation "
+          formatted("{} has not started within {:.1f} s: a callback of an earlier operation "
                     "has not returned",
                     work.description(), std::chrono::duration<double>(work.timeout()).count()));
   } while (!work.done() && Clock::now() < deadline);
+}
+
+OperationQueue::WorkPtr OperationQueue::last_work() {
+  const Lock lock(*this);
+  const auto last = std::find_if(entries_.rbegin(), entries_.rend(),
+                                 [](const WorkPtr& work) { return work != nullptr; });
+  return last == entries_.rend() ? nullptr : *last;
 }
 
 void OperationQueue::close() noexcept {
@@ -335,19 +361,14 @@ void OperationQueue::close() noexcept {
     const Lock lock(*this);
     closed_ = true;
   }
-  for (;;) {
-    WorkPtr last;
-    {
-      const Lock lock(*this);
-      if (!has_work() && !taken_) return;
-      for (const WorkPtr& work : entries_)
-        if (work) last = work;
-    }
+  while (!is_idle()) {
     try {
-      last ? help(*last, Deadline::max())
-           : std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (const WorkPtr last = last_work())
+        help(*last, Deadline::max());
+      else
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } catch (...) {
-      // An interrupt, or a callback that has not returned yet: the operations keep their errors.
+      // An interrupt, or a callback that has not returned: the operations keep their errors.
     }
   }
 }

@@ -1,14 +1,48 @@
-// The ordered queue of one communicator's collectives and who runs them.
+// OperationQueue: the collectives of one communicator in issue order, and the threads that run
+// them.
 //
-// At most one thread runs the queue at a time and runs its operations in the order of issue. That
-// thread is the caller of a synchronous operation if nothing is queued; a thread that waits for an
-// operation that has not begun; or a driver from the pool. Waking a thread costs tens of
-// microseconds, so a waiter does not wait for the driver: whoever comes first runs the operation.
+// One thread at a time runs the queue, in the order of issue. That thread is
+//   - the caller of a synchronous operation, if nothing is queued or running;
+//   - a thread in wait() for an operation that has not started;
+//   - a thread of the pool.
+// Waking a thread costs tens of microseconds, so a waiting thread does not wait for the pool:
+// whichever thread comes first runs the operation.
 //
-// The queue is released before completion callbacks run, so they may issue further operations.
-// Where these stand in the order must not depend on when the callback happens to run, for that
-// differs from rank to rank: on_done_in_order() leaves a *gate* in the queue, before which they go,
-// and which keeps back what was issued later until the callback has returned. Thread-safe.
+// States, and who moves between them ("locker": any thread that takes the mutex):
+//
+//   from       to         by                     when
+//   idle       quick      caller of try_run      starts; one compare-exchange, no lock
+//   quick      idle       the same thread        ends; one compare-exchange, no lock
+//   quick      running    locker                 the quick thread will find this when it ends, and
+//                                                ends as from `running`
+//   idle       ready      locker                 keeps quick callers out while it holds the mutex
+//   ready      idle       locker, on unlocking   nothing is queued and the queue is not closed
+//   ready      running    caller, waiter, pool   takes the next entry
+//   running    ready      caller of try_run      ends; submits a pool job if an entry can start
+//   running    lingering  waiter, pool           ends; this thread will look at the queue again, so
+//                                                start() need not submit a pool job meanwhile
+//   lingering  running    caller, waiter, pool   takes the next entry
+//   lingering  ready      the lingering thread   finds no entry that it may take, or is about to
+//   run
+//                                                callbacks or to sleep; submits a pool job if an
+//                                                entry can start
+//
+// Independent of the state, pool_job_pending_ is set from the submission of a pool job until the
+// job runs: a waiter often runs the entry before the pool thread wakes, and a second job would wake
+// a second thread for nothing.
+//
+// Gates. The queue is released before completion callbacks run, so callbacks may issue operations.
+// A callback runs at a different time on each rank; on_done_in_order() makes the order the same
+// everywhere. It inserts a *gate*: what the callback issues is inserted before the gate, and what
+// is behind the gate does not start until the callback has returned and the gate is removed.
+//
+//   auto x = start(op_x);                          // queue: x
+//   x->on_done_in_order([&] { run(op_y); });       // queue: x | gate
+//   start(op_z);                                   // queue: x | gate | z
+//   // x completes; the callback issues y:         // queue: y | gate | z
+//   // the callback returns:                       // queue: z          every rank runs x, y, z
+//
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <functional>
@@ -21,22 +55,14 @@
 
 #include "base/thread_pool.h"
 #include "communicator/work_state.h"
+#include "tccl/communicator.h"
 
 namespace tccl {
 
+class Executor;
 class OperationQueue;
 
-/// Who knows how to run a queue's entries to their end; throws an entry's error.
-class Executor {
- public:
-  virtual void execute(const Operation& operation, Milliseconds timeout) = 0;
-  virtual void execute(const OperationSequence& sequence, Milliseconds timeout) = 0;
-
- protected:
-  ~Executor() = default;
-};
-
-/// A started entry: a sequence, or an operation that owns the block lists it was given.
+/// A started entry: a sequence, or an operation together with copies of its block lists.
 class CollectiveWork final : public WorkState {
  public:
   CollectiveWork(std::shared_ptr<OperationQueue> queue, const Operation& operation,
@@ -45,7 +71,7 @@ class CollectiveWork final : public WorkState {
                  Communicator::CallOptions options);
 
   void on_done_in_order(std::function<void()> callback) override;
-  void execute(Executor& executor) const;
+  void run_on(Executor& executor) const;
   [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
 
  private:
@@ -62,6 +88,7 @@ class CollectiveWork final : public WorkState {
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
+  /// `executor` and `thread_pool` must live until close() has returned.
   OperationQueue(ThreadPool& thread_pool, std::string group, Executor& executor,
                  std::function<void()> poll_interrupt)
       : thread_pool_(thread_pool),
@@ -69,70 +96,69 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
         executor_(executor),
         poll_interrupt_(std::move(poll_interrupt)) {}
 
-  /// Runs it here if nothing else is under way; else returns false. `Entry` is an Operation or a
-  /// OperationSequence.
+  /// Runs the entry on this thread if nothing else is queued or running; else returns false.
+  /// `Entry` is Operation or OperationSequence.
   template <class Entry>
   bool try_run(const Entry& entry, Milliseconds timeout);
   template <class Entry>
   std::shared_ptr<CollectiveWork> start(const Entry& entry, Communicator::CallOptions options);
-  /// Takes it out of the queue and fails it, if it has not begun.
+  /// Removes the work from the queue and fails it, unless it has started.
   bool withdraw(const Work& work, const Error& reason);
-  /// Whether the calling thread is running an operation of this queue: in an interrupt, that is.
+  /// Whether the calling thread is inside an operation of this queue, such as in an interrupt.
   [[nodiscard]] bool is_run_by_this_thread() const noexcept;
-  /// Takes no further operations and waits until everything that was started is complete.
+  /// Rejects further operations and waits until all started ones are complete.
   void close() noexcept;
   [[nodiscard]] bool is_idle();
-  /// Number of operations that were ever issued.
+  /// Number of collectives issued so far.
   [[nodiscard]] std::uint32_t issued() const noexcept {
     return issued_.load(std::memory_order_relaxed);
   }
 
  private:
   using WorkPtr = std::shared_ptr<CollectiveWork>;
-  using Queue = std::list<WorkPtr>;  // null: a gate
+  using Entries = std::list<WorkPtr>;  // null: a gate
+  enum class State : std::uint8_t { idle, quick, ready, running, lingering };
+  class Lock;
   class CallbackScope;
   friend class CollectiveWork;
 
-  Queue::iterator add_gate();
-  Queue::iterator insert_position();
-  [[nodiscard]] CallbackScope* current_scope() const;
-  bool release_gates_before(const CollectiveWork& work);
-  [[nodiscard]] bool is_blocked_by_callback(const CollectiveWork& work);
-  [[nodiscard]] bool has_work() const;
-  [[nodiscard]] bool next_is_ready() const { return !entries_.empty() && entries_.front(); }
-
-  /// The mutex, and the end of what takes no lock. All of this class but try_run() locks with it.
-  class Lock;
+  // --- without the mutex ---
   bool try_take_quickly();
-  void release_inline();
-  bool try_take_idle();
+  void release_synchronous();
+  bool try_take_if_empty();
   WorkPtr try_take_next(Deadline latest);
-  void require_open() const;
-  void schedule_locked();
-  void schedule_if_needed();
-  void release(bool stays);
-  void execute_and_release(const WorkPtr& work);
-  void run_queue();
-  [[nodiscard]] const std::string& group() const noexcept { return group_; }
+  void release_to(State next);
+  void stop_lingering();
+  void run_entry(const WorkPtr& work);
+  void run_on_pool();
   void help(CollectiveWork& work, Deadline deadline);
+  WorkPtr last_work();
+  Entries::iterator add_gate();
+  bool remove_own_gates_before(const CollectiveWork& work);
+  [[nodiscard]] bool is_blocked_by_callback(const CollectiveWork& work);
+
+  // --- with the mutex held, by Lock ---
+  [[nodiscard]] State state() const { return state_.load(std::memory_order_relaxed); }
+  void set_state(State state) { state_.store(state, std::memory_order_relaxed); }
+  Entries::iterator insert_position();
+  [[nodiscard]] CallbackScope* current_scope() const;
+  [[nodiscard]] bool has_work() const;
+  [[nodiscard]] bool next_can_start() const { return !entries_.empty() && entries_.front(); }
+  void submit_pool_job();
+  void require_open() const;
 
   ThreadPool& thread_pool_;
   std::string group_;
   Executor& executor_;
   std::function<void()> poll_interrupt_;
-  std::atomic<std::uint32_t> issued_{0};
+  std::atomic<std::uint32_t> issued_{0};  // relaxed: a counter
 
-  /// A synchronous operation of a queue that does nothing else takes no lock: it turns `idle` into
-  /// `quick` and back. Whoever else comes locks the mutex and turns the word into `by_mutex`, which
-  /// it stays until the queue is idle again.
-  enum class Use : std::uint8_t { idle, quick, by_mutex };
-  std::atomic<Use> use_{Use::idle};
-  std::mutex mutex_;  // guards what follows
+  /// Changes without the mutex only between idle and quick; see try_take_quickly() and Lock.
+  std::atomic<State> state_{State::idle};
+  std::mutex mutex_;  // guards what follows, and all other changes of state_
   bool closed_ = false;
-  bool taken_ = false;      // some thread runs an operation of this queue
-  bool scheduled_ = false;  // and has not come yet
-  bool watched_ = false;    // the thread that ran the last operation will look at the queue
-  Queue entries_;
+  bool pool_job_pending_ = false;
+  Entries entries_;
 };
 
 }  // namespace tccl

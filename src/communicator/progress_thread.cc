@@ -1,4 +1,4 @@
-#include "communicator/progress.h"
+#include "communicator/progress_thread.h"
 
 #include <sched.h>
 
@@ -14,74 +14,81 @@
 namespace tccl {
 namespace {
 
-constexpr auto kNap = std::chrono::milliseconds(1);
-/// Nothing has happened for a while and all that is under way has a thread that waits for it.
-constexpr auto kAttendedNap = std::chrono::milliseconds(50);
-/// After something moved, more is likely to follow at once.
-constexpr auto kStayAwake = std::chrono::microseconds(200);
-/// Traffic comes in bursts: within this time a new operation needs no notify.
-constexpr auto kStayAlert = std::chrono::milliseconds(100);
-/// Whoever has just waited for messages will probably do so again.
-constexpr auto kRecently = std::chrono::milliseconds(1);
-/// Somebody must look at deadlines and dead peers this often.
-constexpr auto kLookPeriod = std::chrono::milliseconds(10);
-constexpr auto kLongSleep = std::chrono::seconds(1);
+/// The polling interval while something is outstanding.
+constexpr auto kPollInterval = std::chrono::milliseconds(1);
+/// The same while all that is outstanding has a waiting thread and nothing has moved for a while.
+constexpr auto kPollIntervalWithWaiters = std::chrono::milliseconds(50);
+/// After something moved the thread yields instead of sleeping for this long: more often follows.
+constexpr auto kYieldAfterMove = std::chrono::microseconds(200);
+/// Traffic comes in bursts: for this long after the last activity the thread keeps polling, so that
+/// a new operation needs no notify().
+constexpr auto kPollAfterActivity = std::chrono::milliseconds(100);
+/// A thread that has waited for messages within this time will probably wait again.
+constexpr auto kRecentWait = std::chrono::milliseconds(1);
+/// Deadlines and lost peers must be checked this often.
+constexpr auto kCheckInterval = std::chrono::milliseconds(10);
+constexpr auto kIdleSleep = std::chrono::seconds(1);
 
 }  // namespace
 
-struct Progress::State {
-  std::mutex mutex;
+struct ProgressThread::State {
+  std::mutex mutex;  // guards the next two
   std::vector<std::weak_ptr<P2p>> engines;
   std::function<bool()> poll_hook;
-  std::shared_ptr<ProgressSignal> progress_signal;  // also what the thread sleeps on
-  std::atomic<bool> fast_asleep{false};
+  std::shared_ptr<ProgressSignal> signal;  // the futex on which the thread sleeps
+  std::atomic<bool> needs_notify{false};   // the thread sleeps longer than kPollInterval
   std::atomic<bool> stopping{false};
 
+  /// What one turn of polling found.
+  struct Turn {
+    bool outstanding = false;
+    bool moved = false;
+    bool all_have_waiters = true;
+  };
+
   void wake() noexcept {
-    progress_signal->fetch_add(1, std::memory_order_release);  // pairs with the load in run()
-    futex_wake_all(*progress_signal, FutexScope::shared);
+    signal->fetch_add(1, std::memory_order_release);  // pairs with the load in run()
+    futex_wake_all(*signal, FutexScope::shared);
   }
 
   void run() {
     Clock::time_point last_moved;
-    Clock::time_point last_busy;
+    Clock::time_point last_outstanding;
     Clock::time_point last_signalled;
     std::uint32_t last_seen = 0;
-    while (!stopping.load(std::memory_order_acquire)) {
-      const std::uint32_t seen = progress_signal->load(std::memory_order_acquire);
+    while (!stopping.load(std::memory_order_acquire)) {                    // pairs with stop()
+      const std::uint32_t seen = signal->load(std::memory_order_acquire);  // pairs with wake()
       const bool signalled = std::exchange(last_seen, seen) != seen;
-      bool moved = false;
-      bool attended = true;
-      const bool busy = look_at(signalled, &moved, &attended);
+      const Turn turn = poll(/*all_engines=*/signalled);
       const auto now = Clock::now();
-      if (moved) last_moved = now;
+      if (turn.moved) last_moved = now;
       if (signalled) last_signalled = now;
-      if (busy) last_busy = now;
-      const bool alert =
-          busy ? !attended || now - last_signalled < kStayAlert : now - last_busy < kStayAlert;
-      if (now - last_moved < kStayAwake) {
+      if (turn.outstanding) last_outstanding = now;
+      const bool keeps_polling =
+          turn.outstanding ? !turn.all_have_waiters || now - last_signalled < kPollAfterActivity
+                           : now - last_outstanding < kPollAfterActivity;
+      if (now - last_moved < kYieldAfterMove) {
         sched_yield();
-      } else if (alert) {
-        futex_wait(*progress_signal, seen, kNap, FutexScope::shared);
+      } else if (keeps_polling) {
+        futex_wait(*signal, seen, kPollInterval, FutexScope::shared);
       } else {
-        sleep_fast(seen);
+        sleep_until_notified(seen);
       }
     }
   }
 
-  /// Until kicked, or as long as nothing can go wrong meanwhile.
-  void sleep_fast(std::uint32_t seen) {
-    fast_asleep.store(true, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // announce, then look once more
-    bool moved = false;
-    bool attended = true;
-    const bool busy = look_at(/*everyone=*/false, &moved, &attended);
-    if (!busy) {
-      futex_wait(*progress_signal, seen, kLongSleep, FutexScope::shared);
-    } else if (attended) {
-      futex_wait(*progress_signal, seen, kAttendedNap, FutexScope::shared);
+  /// Until notified, or as long as failures need no check.
+  void sleep_until_notified(std::uint32_t seen) {
+    needs_notify.store(true, std::memory_order_relaxed);
+    // Announce, then poll once more; pairs with the fence in notify().
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    const Turn turn = poll(/*all_engines=*/false);
+    if (!turn.outstanding) {
+      futex_wait(*signal, seen, kIdleSleep, FutexScope::shared);
+    } else if (turn.all_have_waiters) {
+      futex_wait(*signal, seen, kPollIntervalWithWaiters, FutexScope::shared);
     }
-    fast_asleep.store(false, std::memory_order_relaxed);
+    needs_notify.store(false, std::memory_order_relaxed);
   }
 
   bool run_poll_hook() {
@@ -89,67 +96,69 @@ struct Progress::State {
     try {
       return poll_hook && poll_hook();
     } catch (const std::exception&) {
-      return false;  // whoever waits for it finds out, too, and can say so
+      return false;  // the thread that waits for the message gets the same error and reports it
     }
   }
 
-  /// At all engines that have something under way, or at everyone's. Returns whether anything is
-  /// under way; sets `moved` if something moved and unsets `attended` if nobody waits for it.
-  bool look_at(bool everyone, bool* moved, bool* attended) {
-    std::vector<std::shared_ptr<P2p>> engines_to_see;
-    bool busy = false;
-    {
-      const std::lock_guard lock(mutex);
-      for (const auto& known : engines) {
-        auto engine = known.lock();
-        const bool outstanding = engine && engine->needs_progress();
-        busy |= outstanding;
-        if (outstanding || (engine && everyone)) engines_to_see.push_back(std::move(engine));
-      }
+  /// The engines to poll: those with something outstanding, or all. Sets `turn.outstanding`.
+  std::vector<std::shared_ptr<P2p>> engines_to_poll(bool all_engines, Turn& turn) {
+    std::vector<std::shared_ptr<P2p>> to_poll;
+    const std::lock_guard lock(mutex);
+    for (const auto& known : engines) {
+      auto engine = known.lock();
+      const bool outstanding = engine && engine->needs_progress();
+      turn.outstanding |= outstanding;
+      if (outstanding || (engine && all_engines)) to_poll.push_back(std::move(engine));
     }
+    return to_poll;
+  }
+
+  Turn poll(bool all_engines) {
+    Turn turn;
+    const auto to_poll = engines_to_poll(all_engines, turn);
     if (run_poll_hook()) {
-      busy = true;
-      *attended = false;
+      turn.outstanding = true;
+      turn.all_have_waiters = false;
     }
     const auto now = Clock::now();
-    for (const auto& engine : engines_to_see) {
-      const bool in_good_hands = everyone ? engine->is_attended()
-                                          : engine->was_attended_since(now - kRecently) &&
-                                                engine->was_looked_at_since(now - kLookPeriod);
-      if (in_good_hands) continue;
-      *attended = false;
-      *moved |= engine->advance(true);
+    for (const auto& engine : to_poll) {
+      const bool is_served = all_engines ? engine->has_waiters()
+                                         : engine->had_waiters_since(now - kRecentWait) &&
+                                               engine->was_checked_since(now - kCheckInterval);
+      if (is_served) continue;
+      turn.all_have_waiters = false;
+      turn.moved |= engine->advance(/*check_failures=*/true);
     }
-    return busy;
+    return turn;
   }
 };
 
-Progress::Progress(std::shared_ptr<ProgressSignal> progress_signal)
+ProgressThread::ProgressThread(std::shared_ptr<ProgressSignal> signal)
     : state_(std::make_shared<State>()) {
-  state_->progress_signal = std::move(progress_signal);
+  state_->signal = std::move(signal);
   thread_ = std::thread([state = state_] { state->run(); });
 }
 
-void Progress::add(const std::shared_ptr<P2p>& engine) {
+void ProgressThread::add(const std::shared_ptr<P2p>& engine) {
   const std::lock_guard lock(state_->mutex);
   std::erase_if(state_->engines, [](const auto& known) { return known.expired(); });
   state_->engines.push_back(engine);
 }
 
-void Progress::set_poll_hook(std::function<bool()> poll_hook) {
+void ProgressThread::set_poll_hook(std::function<bool()> poll_hook) {
   const std::lock_guard lock(state_->mutex);
   state_->poll_hook = std::move(poll_hook);
 }
 
-void Progress::notify() noexcept {
-  std::atomic_thread_fence(
-      std::memory_order_seq_cst);  // operation stored, then look; pairs with run
-  if (state_->fast_asleep.load(std::memory_order_relaxed)) state_->wake();
+void ProgressThread::notify() noexcept {
+  // The operation is stored, then the flag is read; pairs with sleep_until_notified().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (state_->needs_notify.load(std::memory_order_relaxed)) state_->wake();
 }
 
-void Progress::stop() noexcept {
+void ProgressThread::stop() noexcept {
   if (!thread_.joinable()) return;
-  state_->stopping.store(true, std::memory_order_release);
+  state_->stopping.store(true, std::memory_order_release);  // pairs with run()
   state_->wake();
   thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
 }

@@ -1,10 +1,11 @@
-// The thread that moves point-to-point data while nobody waits for it.
+// ProgressThread: moves point-to-point data, and network messages of finished collectives, while no
+// thread waits for them.
 //
-// It never waits for a peer and never runs user code: it looks at each communicator that has sends
-// or receives under way and that no thread attends in wait(). While there are any it looks once a
-// millisecond (and at once again after something moved); while all of them are attended, less
-// often; otherwise it sleeps until kicked, or until a peer progress_signal whose messages nobody
-// here has taken. Thread-safe.
+// It never waits for a peer and never runs user code. It polls the engines (P2p) that have sends or
+// receives outstanding and no thread in wait(): once a millisecond, and immediately again after
+// something moved; less often while all engines have waiters. With nothing outstanding it sleeps
+// until notify(), or until a peer wakes it because nobody here takes the peer's messages.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -17,25 +18,24 @@ namespace tccl {
 
 class P2p;
 
-/// Rises when a peer progress_signal; in shared memory.
+/// In shared memory. A peer increments it to wake the thread: LocalProcess::wake_progress_thread().
 using ProgressSignal = std::atomic<std::uint32_t>;
 
-class Progress {
+class ProgressThread {
  public:
-  explicit Progress(std::shared_ptr<ProgressSignal> progress_signal);
-  ~Progress() { stop(); }
+  explicit ProgressThread(std::shared_ptr<ProgressSignal> signal);
+  ~ProgressThread() { stop(); }
 
   void add(const std::shared_ptr<P2p>& engine);
-  /// What else moves only if somebody moves it: messages to other hosts, of collectives that this
-  /// rank has finished. Returns whether any are left.
+  /// Called in each turn of the thread; polls the network. Returns whether messages are in flight.
   void set_poll_hook(std::function<bool()> poll_hook);
-  /// Something is under way. Costs a system call only if the thread is fast asleep.
+  /// Call after starting something that needs progress. A system call only if the thread sleeps.
   void notify() noexcept;
   void stop() noexcept;
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // also held by the thread: it may be the one that calls stop()
+  std::shared_ptr<State> state_;  // also held by the thread: stop() may be called on it
   std::thread thread_;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 class Validator {
  public:
-  Validator(const Operation& operation, const GroupFacts& group)
+  Validator(const Operation& operation, const GroupShape& group)
       : o_(operation),
         rank_(group.rank),
         size_(group.size),
@@ -67,20 +67,20 @@ class Validator {
   }
 
  private:
-  /// The message is made only if it is needed: this runs before every operation.
+  /// Formats the message only on failure: this runs before every operation.
   template <class... Args>
   void require(bool good, fmt::format_string<const Args&...> problem, const Args&... args) const {
-    if (!good) refuse(formatted(problem, args...));
+    if (!good) reject(formatted(problem, args...));
   }
 
-  [[noreturn]] void refuse(const std::string& problem) const {
+  [[noreturn]] void reject(const std::string& problem) const {
     throw Error(Errc::invalid_argument,
                 formatted("{} on rank {} of group {}: {}", name_of(o_.op), rank_, group_, problem),
                 {rank_});
   }
 
   void check_reduction() const {
-    require(supports(o_.dtype, o_.reduction.op), "{} means nothing for {}",
+    require(supports(o_.dtype, o_.reduction.op), "{} is not defined for {}",
             name_of(o_.reduction.op), name_of(o_.dtype));
   }
 
@@ -123,7 +123,7 @@ class Validator {
 
 }  // namespace
 
-void validate(const Operation& operation, const GroupFacts& group) {
+void validate(const Operation& operation, const GroupShape& group) {
   Validator(operation, group).run();
 }
 

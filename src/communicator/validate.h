@@ -1,4 +1,5 @@
-// Refuses what makes no sense, before a byte is sent and before a sequence number is used.
+// Validation of an operation's arguments, before anything is sent and before the operation takes a
+// sequence number. Thread safety: pure.
 #pragma once
 
 #include <string>
@@ -7,7 +8,8 @@
 
 namespace tccl {
 
-struct GroupFacts {
+/// The group that an operation is validated for.
+struct GroupShape {
   int rank;
   int size;
   const std::string& name;
@@ -15,6 +17,6 @@ struct GroupFacts {
 };
 
 /// Throws Error{invalid_argument} that names the argument.
-void validate(const Operation& operation, const GroupFacts& group);
+void validate(const Operation& operation, const GroupShape& group);
 
 }  // namespace tccl

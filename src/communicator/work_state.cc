@@ -68,10 +68,10 @@ void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>&
 
 void WorkState::wait_by(Deadline deadline) {
   if (!done() && is_inherited())
-    throw Error(Errc::aborted, "this process was forked from a rank and has no part in its groups");
+    throw Error(Errc::aborted, "this process was forked from a rank and cannot use its groups");
   if (!done()) help_until_done(deadline);
   if (!done())
-    throw Error(Errc::timeout, formatted("wait() gave up before {} was complete", description()));
+    throw Error(Errc::timeout, formatted("wait() timed out before {} was complete", description()));
   if (error_) std::rethrow_exception(error_);
 }
 

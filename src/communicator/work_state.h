@@ -1,4 +1,6 @@
-// The state of a started operation. See include/tccl/communicator.h for the contract.
+// WorkState: the state of a started operation: completion, error, callbacks and waiting. The base
+// of CollectiveWork and P2pWork. See include/tccl/work.h for the contract. Thread safety: every
+// method may be called from any thread; complete() once.
 #pragma once
 
 #include <unistd.h>
@@ -40,14 +42,15 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   void complete(std::exception_ptr error, const Submit& run_elsewhere = {}) noexcept;
 
  protected:
-  /// Returns when the work is done or the deadline has passed.
+  /// Returns when the work is done or the deadline has passed; may run the work on this thread.
   virtual void help_until_done(Deadline deadline) = 0;
-  /// For messages: "allreduce of group tp".
+  /// "allreduce of group tp", for error messages.
   [[nodiscard]] virtual std::string description() const = 0;
-  /// Sleeps until completion by another thread, at most until `deadline`; polls for interrupts.
+  /// Sleeps until another thread completes the work, at most until `deadline`; polls for
+  /// interrupts.
   void sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt);
   void set_source(int rank) noexcept { source_ = rank; }
-  /// In a forked child, which has no part in it.
+  /// Whether this is a forked child of the process that started the work.
   [[nodiscard]] bool is_inherited() const noexcept { return process_ != ::getpid(); }
   [[nodiscard]] const Communicator::CallOptions& options() const noexcept { return options_; }
 
@@ -55,11 +58,11 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   void wait_by(Deadline deadline);
 
   Communicator::CallOptions options_;
-  std::atomic<std::uint32_t> done_{0};
-  std::exception_ptr error_;
-  int source_ = -1;
-  const pid_t process_ = ::getpid();  // a forked child has no part in it
-  std::mutex mutex_;
+  std::atomic<std::uint32_t> done_{0};  // a futex
+  std::exception_ptr error_;            // published by done_
+  int source_ = -1;                     // published by done_
+  const pid_t process_ = ::getpid();
+  std::mutex mutex_;  // guards callbacks_ and the setting of done_
   std::vector<std::function<void()>> callbacks_;
 };
 

@@ -42,7 +42,7 @@ std::size_t parse_bytes(std::string_view text) {
   throw Error(Errc::invalid_argument, "the unit must be K, M or G");
 }
 
-/// 16 bytes: the largest element.
+/// At least 16 bytes: the largest element.
 template <auto Field>
 void bytes_into(Settings& settings, const std::string& text) {
   const std::size_t value = parse_bytes(text);
@@ -73,12 +73,12 @@ void worker_affinity_into(Settings& settings, const std::string& text) {
 }
 
 void transport_into(Settings& /*settings*/, const std::string& text) {
-  if (text != "ofi") throw Error(Errc::invalid_argument, "the one transport is ofi (libfabric)");
+  if (text != "ofi") throw Error(Errc::invalid_argument, "must be ofi (libfabric)");
 }
 
 void provider_into(Settings& settings, const std::string& text) {
-  const char* of_libfabric = std::getenv("FI_PROVIDER");
-  settings.provider = text.empty() && of_libfabric != nullptr ? of_libfabric : text;
+  const char* libfabric_choice = std::getenv("FI_PROVIDER");
+  settings.provider = text.empty() && libfabric_choice != nullptr ? libfabric_choice : text;
 }
 
 template <auto Field>
@@ -90,7 +90,7 @@ std::uint16_t parse_port(std::string_view text) {
   std::string_view rest;
   const std::size_t value = parse_number(text, &rest);
   if (!rest.empty() || value == 0 || value > 65535)
-    throw Error(Errc::invalid_argument, "a port is a number between 1 and 65535");
+    throw Error(Errc::invalid_argument, "ports must be between 1 and 65535");
   return static_cast<std::uint16_t>(value);
 }
 
@@ -102,7 +102,7 @@ void ports_into(Settings& settings, const std::string& text) {
   const std::string_view range(text);
   settings.ports = {parse_port(range.substr(0, dash)), parse_port(range.substr(dash + 1))};
   if (settings.ports.first > settings.ports.last)
-    throw Error(Errc::invalid_argument, "the first port comes after the last");
+    throw Error(Errc::invalid_argument, "the first port is greater than the last");
 }
 
 void liveness_into(Settings& settings, const std::string& text) {
@@ -130,64 +130,62 @@ constexpr const char* kAlgorithmDoc =
 
 constexpr SettingRow kRows[] = {
     {"CCL_CHUNK_BYTES", "256K",
-     "Size of one slot in shared memory: larger operations go through it in pieces. "
+     "Size of one slot in shared memory: larger operations are split into chunks of this size. "
      "Must be the same on all ranks.",
      bytes_into<&Settings::chunk_bytes>},
     {"CCL_EAGER_BYTES", "8K",
-     "Messages up to this size are sent before the receiver has asked for them. "
+     "Messages up to this size are sent eagerly, before the receiver has posted a matching recv. "
      "Must be the same on all ranks.",
      bytes_into<&Settings::eager_bytes>},
     {"CCL_SHARED_BYTES", "16G",
-     "Addresses set aside for what a process shares with the other ranks of its host: slots, and "
-     "tensors of torch_ccl.empty(). Memory is used only for what is in use.",
+     "Address space that a process reserves for memory shared with the other ranks of its host: "
+     "slots, and tensors of torch_ccl.empty(). Only pages in use occupy memory.",
      shared_bytes_into},
     {"CCL_STAGING_BYTES", "4M",
-     "Tensors of an accelerator go through host memory in pieces of this size, so that copies and "
-     "the exchange overlap. Must be the same on all ranks.",
+     "Accelerator tensors are staged through host memory in chunks of this size, so that copies "
+     "and "
+     "communication overlap. Must be the same on all ranks.",
      bytes_into<&Settings::staging_bytes>},
     {"CCL_WORKER_COUNT", "auto",
-     "Worker threads of each rank, which share the pieces of a large operation (256 KiB and more) "
-     "with "
-     "the thread that runs it; 0 is none. auto: one less than the cores of the rank, if other "
-     "ranks have the same cores its share of them, and at most 3; with a list in "
-     "CCL_WORKER_AFFINITY as many as it has for each rank.",
+     "Worker threads of each rank, which help the thread that runs a large operation (256 KiB and "
+     "more); 0: none. auto: one less than the cores of the rank (or than its share of them, if "
+     "several ranks may use the same cores), at most 3; with a list in CCL_WORKER_AFFINITY, the "
+     "number of listed cores per rank.",
      worker_count_into},
     {"CCL_WORKER_AFFINITY", "auto",
      "Cores of the worker threads of all ranks on this host, one after the other: "
      "0,1,2,3,28,29,31,32 (or 0-3,28,29,31,32) gives 0-3 to the four workers of the first rank and "
-     "the others to the second's. They may lie outside the cores that the process itself is pinned "
-     "to; a worker whose core does not exist, or is not in the cgroup's cpuset, is not pinned, "
-     "with "
-     "a warning. auto: on any core of the process. A warning with all three values says so if a "
-     "list does not have CCL_WORKER_COUNT cores for each rank, or if it is auto and "
-     "CCL_WORKER_COUNT is more than the cores of the rank.",
+     "the rest to the second rank. Cores outside the affinity of the process are allowed; a worker "
+     "whose core does not exist, or is not in the cgroup's cpuset, is not pinned, with a warning. "
+     "auto: any core of the process. The library warns if a list does not have CCL_WORKER_COUNT "
+     "cores for each rank, or if it is auto and CCL_WORKER_COUNT exceeds the cores of the rank.",
      worker_affinity_into},
     {"CCL_ATL_TRANSPORT", "ofi",
-     "What carries data between hosts: ofi (libfabric). Ranks of one host share memory.",
+     "Transport between hosts: ofi (libfabric). Ranks of one host use shared memory.",
      transport_into},
     {"CCL_ATL_PROVIDER", "",
-     "Provider of libfabric, as fi_info lists them; by default FI_PROVIDER, else tcp.",
-     provider_into},
+     "libfabric provider, as listed by fi_info; default: FI_PROVIDER, else tcp.", provider_into},
     {"CCL_SOCKET_IFNAME", "",
      "Interfaces to use between hosts, as prefixes of their names: \"eth,ib\" takes the first that "
      "fits, \"^lo,docker\" any but these; a ^ holds for all names behind it. By default the one "
      "that leads to the host of the store.",
      text_into<&Settings::interface>},
     {"CCL_PORT_RANGE", "",
-     "Ports to listen on for other hosts, such as 20000-20100: two for each rank of a host. By "
-     "default whichever are free.",
+     "Ports to listen on for connections of other hosts, such as 20000-20100: two for each rank of "
+     "a host. Default: any free ports.",
      ports_into},
     {"CCL_LIVENESS_TIMEOUT", "10",
-     "Seconds without an answer from another host's network after which its ranks are given up.",
+     "Seconds without an answer from another host after which its ranks count as lost.",
      liveness_into},
     {"CCL_SECRET_FILE", "",
-     "A file that only the job's user can read, the same on all hosts: ranks prove to each other "
-     "that they know what it says. By default they prove that they can read the store.",
+     "A file that only the job's user can read, the same on all hosts: ranks authenticate each "
+     "other by its contents. Default: by a secret in the store.",
      text_into<&Settings::secret_file>},
     {"CCL_WIRE_DTYPE", "same",
-     "What float32 sums (allreduce, reduce_scatter) travel as between hosts: same, bf16 or int8 "
-     "(in blocks with a scale). Fewer bytes, less exact: see docs/hosts.md. Must be the same on "
-     "all ranks.",
+     "Format in which float32 sums (allreduce, reduce_scatter) are sent between hosts: same, bf16 "
+     "or int8 (in blocks with a scale). Fewer bytes, less precision: see docs/hosts.md. Must be "
+     "the "
+     "same on all ranks.",
      wire_format_into},
     {"CCL_ALLREDUCE", "", kAlgorithmDoc, algorithm_into<Op::allreduce>},
     {"CCL_REDUCE", "", kAlgorithmDoc, algorithm_into<Op::reduce>},
@@ -205,7 +203,7 @@ constexpr SettingRow kRows[] = {
     {"CCL_BARRIER", "", kAlgorithmDoc, algorithm_into<Op::barrier>},
 };
 
-/// Names that belong to its installation, the Python package or the command torch-ccl.
+/// Variables of the installation, the Python package and the command torch-ccl.
 constexpr std::string_view kNotSettings[] = {"CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT", "CCL_RSH"};
 
 void parse_row(const SettingRow& row, Settings& settings, const std::string& text) {
@@ -221,7 +219,7 @@ bool is_known(std::string_view name) {
          std::ranges::find(kNotSettings, name) != std::end(kNotSettings);
 }
 
-/// How many messages must be changed, added or left out.
+/// Levenshtein distance: how many characters must be changed, added or removed.
 std::size_t edit_distance(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -236,12 +234,12 @@ std::size_t edit_distance(std::string_view from, std::string_view to) {
   return row.back();
 }
 
-/// The setting that somebody may have meant; empty if none is near.
+/// The setting with the most similar name; empty if none is similar.
 std::string_view nearest_name(std::string_view name) {
-  constexpr std::size_t kFar = 4;
+  constexpr std::size_t kMaxDistance = 3;
   const auto distance = [&](const SettingRow& row) { return edit_distance(name, row.name); };
   const SettingRow& nearest = *std::ranges::min_element(kRows, {}, distance);
-  return distance(nearest) < kFar ? nearest.name : std::string_view{};
+  return distance(nearest) <= kMaxDistance ? nearest.name : std::string_view{};
 }
 
 void warn_about_unknown_names() {
@@ -265,7 +263,7 @@ Settings settings_from_environment() {
     const char* text = std::getenv(row.name);
     parse_row(row, settings, text != nullptr ? text : row.default_value);
   }
-  // Ranks as threads of one process, or one context after another: say it once.
+  // Once per process, which may have several contexts.
   static const bool warned = (warn_about_unknown_names(), true);
   static_cast<void>(warned);
   return settings;

@@ -4,9 +4,60 @@
 #include "operation/op_traits.h"
 
 namespace tccl {
+namespace {
+
+/// Smaller messages do not get faster by sending fewer bytes.
+constexpr std::size_t kMinPackedBytes = std::size_t{32} << 10;
+
+/// Only float32 sums can be packed, and only those whose result goes to all ranks.
+WireFormat wire_format_of(const Operation& o, std::size_t elements, WireFormat default_format) {
+  const ReduceOp op = o.reduction.op;
+  const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
+                     (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum) &&
+                     elements * sizeof(float) >= kMinPackedBytes;
+  if (!packs) return WireFormat::same;
+  return o.wire_format == WireFormat::by_setting ? default_format : o.wire_format;
+}
+
+template <class Blocks>
+void add_counts(const Blocks& blocks, OpRecord& record) {
+  std::uint64_t hash = 1;
+  for (const auto& block : blocks) {
+    record.count += block.count;
+    hash = mix(hash, block.count);
+  }
+  record.counts_hash = hash == 1 ? 0 : hash;
+}
+
+/// Sets the count that all ranks know: that of one rank, or of the v-collectives whose counts are
+/// the same on all ranks, the sum.
+void set_counts(const Operation& o, OpRecord& record) {
+  if (o.op == Op::allgatherv) return add_counts(o.out_blocks, record);
+  if (o.op == Op::reduce_scatterv) return add_counts(o.in_blocks, record);
+  if (!counts_are_private(o.op)) record.count = o.count;
+}
+
+}  // namespace
+
+OpRecord record_of(const Operation& operation, int ranks, WireFormat default_format) {
+  OpRecord record;
+  record.op = operation.op;
+  record.dtype = operation.dtype;
+  record.reduction = operation.reduction.op;
+  record.factor = operation.reduction.factor;
+  record.root = operation.root;
+  record.whole_count = operation.whole_count;
+  record.piece = operation.piece;
+  set_counts(operation, record);
+  // The count of a reduce_scatter is that of one rank.
+  const int parts = record.op == Op::reduce_scatter ? ranks : 1;
+  const std::size_t elements = record.count * static_cast<std::size_t>(parts);
+  record.wire_format = wire_format_of(operation, elements, default_format);
+  return record;
+}
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  // The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+  // The finaliser of splitmix64: every bit of the input affects every bit of the output.
   std::uint64_t z = hash + 0x9e3779b97f4a7c15 + value;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
   z = (z ^ (z >> 27)) * 0x94d049bb133111eb;

@@ -1,5 +1,6 @@
-// What a rank says about the collective it has begun. Ranks compare records before they touch each
-// other's data, so a disagreement is an error that names both sides, never garbage or a hang.
+// OpRecord: the description of one collective that ranks compare before they touch each other's
+// data. Two ranks that call different operations get an error that names both calls, never wrong
+// data or a hang. Thread safety: plain values and pure functions.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +20,26 @@ struct alignas(64) OpRecord {
   std::int32_t root = -1;
   WireFormat wire_format = WireFormat::same;
   std::uint32_t piece = 0;
-  std::uint64_t whole_count = 0;  // 0: it is no piece
+  std::uint64_t whole_count = 0;  // 0: not a chunk of a larger collective
   std::uint64_t count = 0;
-  std::uint64_t counts_hash = 0;  // of the v-forms whose counts all ranks know
-  /// Digest of this record and, chained, of all before it: operations that do not meet (a broadcast
-  /// has no reason to wait for its leaves) are caught at the next one that does.
+  std::uint64_t counts_hash = 0;  // of the v-collectives whose counts are the same on all ranks
+  /// Digest of this record and of all records before it. A rank that runs ahead (the leaf of a
+  /// broadcast does not wait) is compared at the next operation that synchronises, and the chain
+  /// then covers the operations in between.
   std::uint64_t chain = 0;
-  double factor = 1.0;  // premul_sum; may differ between ranks and is not part of the digest
+  double factor = 1.0;  // of premul_sum; may differ between ranks, so it is not in the digest
 };
 static_assert(sizeof(OpRecord) == 64);
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value);
-/// The chain value of `record` after `previous`.
+/// The record of a collective in a group of `ranks` ranks, without sequence number, algorithm and
+/// chain. `default_format` is the setting CCL_WIRE_DTYPE.
+OpRecord record_of(const Operation& operation, int ranks, WireFormat default_format);
+/// The chain value of `record` after a record with the chain value `previous`.
 std::uint64_t chained(std::uint64_t previous, const OpRecord& record);
-/// Whether it can be described: what comes from the network may be anything.
+/// Whether describe() may be called: a record from the network may contain anything.
 bool is_valid(const OpRecord& record);
-/// "allreduce(count 8, float32, sum, algorithm direct)"
+/// "allreduce(count 8, float32, sum, algorithm one_shot)"
 std::string describe(const OpRecord& record, std::string_view algorithm_name);
 
 }  // namespace tccl

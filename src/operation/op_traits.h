@@ -1,4 +1,4 @@
-// What kinds of operation there are, as pure functions.
+// Properties of each operation. Pure functions.
 #pragma once
 
 #include "tccl/operation.h"
@@ -13,12 +13,12 @@ constexpr bool has_root(Op op) {
   return op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter ||
          op == Op::gatherv || op == Op::scatterv;
 }
-/// The v-forms whose ranks know different counts: those are compared pair by pair, not in the
-/// record.
+/// The v-collectives in which each rank passes counts of its own: algorithms compare them pair by
+/// pair, because they are not in the record.
 constexpr bool counts_are_private(Op op) {
   return op == Op::gatherv || op == Op::scatterv || op == Op::alltoallv;
 }
-/// The v-forms for which every rank passes the same counts.
+/// The v-collectives in which every rank passes the same counts.
 constexpr bool counts_are_shared(Op op) {
   return op == Op::allgatherv || op == Op::reduce_scatterv;
 }

@@ -8,19 +8,19 @@
 namespace tccl {
 namespace {
 
-/// Memory is as fast as it gets with a few threads.
+/// A few threads saturate the memory bandwidth.
 constexpr int kMaxByDefault = 3;
 
-int count_for(const Settings& settings, const LocalPlace& place) {
+int count_for(const Settings& settings, const LocalPlacement& place) {
   if (settings.worker_count) return *settings.worker_count;
   if (!settings.worker_cores.empty())
     return static_cast<int>(settings.worker_cores.size()) / place.ranks;
-  // The thread that runs the operation works, too.
+  // The thread that runs the operation also copies and reduces.
   const int share = static_cast<int>(place.cores.size()) / std::max(place.sharing, 1);
   return std::clamp(share - 1, 0, kMaxByDefault);
 }
 
-/// The rank's part of the list, as far as it goes.
+/// The rank's part of the list, which may be too short.
 std::vector<int> cores_for(const std::vector<int>& all, std::size_t rank, std::size_t count) {
   const std::size_t begin = std::min(rank * count, all.size());
   const std::size_t end = std::min(begin + count, all.size());
@@ -30,7 +30,7 @@ std::vector<int> cores_for(const std::vector<int>& all, std::size_t rank, std::s
 
 }  // namespace
 
-WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlace& place) {
+WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& place) {
   WorkerPoolOptions plan;
   plan.count = count_for(settings, place);
   plan.cores = cores_for(settings.worker_cores, static_cast<std::size_t>(place.rank),
@@ -41,7 +41,7 @@ WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlace& place
   return plan;
 }
 
-std::string disagreement(const Settings& settings, const LocalPlace& place) {
+std::string worker_settings_conflict(const Settings& settings, const LocalPlacement& place) {
   const auto count = static_cast<std::size_t>(count_for(settings, place));
   const std::size_t listed = settings.worker_cores.size();
   const std::size_t needed = count * static_cast<std::size_t>(place.ranks);
@@ -50,13 +50,13 @@ std::string disagreement(const Settings& settings, const LocalPlace& place) {
     why = formatted("{} workers on each of {} ranks need a list of {} cores, not of {}", count,
                     place.ranks, needed, listed);
     if (!settings.worker_count)
-      why = formatted("{} cores cannot be dealt out to {} ranks", listed, place.ranks);
+      why = formatted("{} cores cannot be divided among {} ranks", listed, place.ranks);
   } else if (listed == 0 && settings.worker_count && count > place.cores.size()) {
-    why = formatted("{} workers on {} cores hinder each other", count, place.cores.size());
+    why = formatted("{} workers share {} cores", count, place.cores.size());
   }
   if (why.empty()) return why;
   return formatted(
-      "CCL_WORKER_COUNT={}, CCL_WORKER_AFFINITY={} and the cores of this rank ({}) disagree: {}",
+      "CCL_WORKER_COUNT={}, CCL_WORKER_AFFINITY={} and the cores of this rank ({}) conflict: {}",
       settings.worker_count ? std::to_string(*settings.worker_count) : "auto",
       settings.worker_affinity, cores_text(place.cores), why);
 }

@@ -1,5 +1,5 @@
-// How many worker threads a rank has and on which cores: CCL_WORKER_COUNT, CCL_WORKER_AFFINITY and
-// the cores that the rank may use, brought together.
+// How many worker threads a rank has, and on which cores: from CCL_WORKER_COUNT,
+// CCL_WORKER_AFFINITY and the cores that the rank may use. Thread safety: pure functions.
 #pragma once
 
 #include <string>
@@ -10,20 +10,19 @@
 
 namespace tccl {
 
-/// A rank among those of its host.
-struct LocalPlace {
+/// A rank among the ranks of its host.
+struct LocalPlacement {
   int rank = 0;
   int ranks = 1;
   int sharing = 1;         // how many of them, this one included, may use the same cores
   std::vector<int> cores;  // that this rank may use
 };
 
-WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlace& place);
+WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& place);
 
-/// What does not fit together in these settings, in one line; empty if all is well.
-///
-/// Where the workers' cores lie does not matter: a script that keeps cores free for them names
-/// cores outside those of the rank on purpose.
-std::string disagreement(const Settings& settings, const LocalPlace& place);
+/// Why the two settings contradict each other or the cores of the rank, in one line; empty if they
+/// do not. Worker cores outside the cores of the rank are not a contradiction: scripts reserve such
+/// cores for workers on purpose.
+std::string worker_settings_conflict(const Settings& settings, const LocalPlacement& place);
 
 }  // namespace tccl

@@ -1,14 +1,22 @@
-// How an algorithm sees its group: a board on which each rank posts steps for all to read.
+// Board: how an algorithm exchanges data with the ranks of its host. Each rank posts steps that all
+// ranks can read.
 //
 // A collective is a sequence of steps, the same number on every rank. In each step a rank opens its
-// slot, writes what others need, and posts it; then it may await any peer's same step and read that
-// peer's slot. The rules that make slots safe to reuse:
+// slot, writes data for its peers, and posts the step; then it may await the same step of any peer
+// and read that peer's slot. A step of a broadcast from rank 0:
+//
+//   Board::Slot slot = board.open_step();
+//   if (board.rank() == 0) std::memcpy(slot.input_of(bytes), data, bytes);
+//   board.post();
+//   if (board.rank() != 0) std::memcpy(data, board.await(0, 0).input_of(bytes), bytes);
+//
+// The rules that make slots safe to reuse:
 //   - every rank opens and posts every step, also when it has nothing to write;
 //   - a rank awaits only steps that it has posted itself;
 //   - when a rank posts step i it has finished reading all steps up to i - 2.
-// The board does the rest: open_step() waits until nobody can still be reading the slot.
+// open_step() waits until no peer can still be reading the slot.
 //
-// One operation at a time, on one thread.
+// Thread safety: one operation at a time, on one thread.
 #pragma once
 
 #include <cstddef>
@@ -19,16 +27,16 @@ namespace tccl {
 
 class Board {
  public:
-  /// What is this small travels in the cache line of the flag that says it is there.
+  /// Data up to this size is in the cache line of the flag that publishes it.
   static constexpr std::size_t kLineBytes = 48;
 
-  /// Each slot has two areas, because a pipelined step publishes new input and an earlier result.
+  /// Each slot has two areas, because a step of two_shot publishes new input and an earlier result.
   template <class Byte>
   struct BasicSlot {
     Byte* line;
     Byte* input;
     Byte* result;
-    /// Where an input of this size lies. Whoever writes and whoever reads must say the same size.
+    /// Where an input of this size is. The writer and its readers must pass the same size.
     [[nodiscard]] Byte* input_of(std::size_t bytes) const {
       return bytes <= kLineBytes ? line : input;
     }
@@ -43,40 +51,40 @@ class Board {
   [[nodiscard]] virtual std::size_t area_bytes() const noexcept = 0;
   [[nodiscard]] virtual std::size_t chunk_bytes() const noexcept = 0;
 
-  /// Where a rank's memory lies, as all ranks know it; 0 for memory that they cannot reach.
+  virtual Slot open_step() = 0;
+  virtual void post() = 0;
+  /// Waits for step `step` of `peer`. Steps are numbered from 0 in each operation.
+  virtual PeerSlot await(int peer, std::uint32_t step) = 0;
+
+  /// Makes the next step number 0 for await(). All ranks call it at the same step.
+  virtual void count_from_here() = 0;
+
+  // --- zero-copy: memory that peers have mapped (Context::allocate) ---
+  /// The offset of memory in its owner's shared memory; 0 for memory that peers have not mapped.
   using Offset = std::uint64_t;
   static constexpr int kEveryone = -1;
 
-  virtual Slot open_step() = 0;
-  virtual void post() = 0;
-  virtual PeerSlot await(int peer, std::uint32_t step) = 0;
-
-  /// The next step is number 0 for await(). All ranks call it at the same step.
-  virtual void count_from_here() = 0;
-
-  // --- memory that peers can reach (Context::allocate) ---
   [[nodiscard]] virtual Offset offset_of(const void* memory, std::size_t bytes) const = 0;
-  /// A peer's memory at a offset that it named in this operation.
+  /// A peer's memory at an offset that the peer published in this operation.
   [[nodiscard]] virtual std::byte* at(int peer, Offset offset) const = 0;
-  /// Lets `reader` read this memory in offset instead of a slot, if it can be reached. Everyone to
-  /// whom it was remote must read_in_place it in the same operation, which ends here when they have
-  /// ended it.
+  /// Lets `reader` (or kEveryone) read this memory in place instead of a slot. Returns 0 if peers
+  /// have not mapped it. Each reader must call read_in_place() in the same operation; the operation
+  /// ends on this rank when all readers have ended it.
   virtual Offset publish_in_place(const void* memory, std::size_t bytes, int reader) = 0;
   virtual const std::byte* read_in_place(int peer, Offset offset) = 0;
-  /// From the next post() to the end of the operation, peers may write there; if it fails, what
-  /// they still write is lost.
+  /// From the next post() to the end of the operation, peers may write to this memory. If the
+  /// operation fails, later writes of peers are discarded.
   virtual void open_window(std::byte* memory, std::size_t bytes) = 0;
   virtual void close_window() = 0;
-  /// Throws if the group has failed: what peers have may no longer be what it was.
+  /// Throws if the group has failed: then a peer may have changed the memory that it published.
   virtual void check_alive() const = 0;
 
-  /// What messages to people call a rank of the board: its number in the whole group, which may
-  /// have ranks on other hosts.
+  /// The rank in the whole group, which may have ranks on other hosts; for error messages.
   [[nodiscard]] virtual int global_rank(int rank) const = 0;
-  /// For messages: "allreduce #812 of group tp".
+  /// "allreduce #812 of group tp", for error messages.
   [[nodiscard]] virtual std::string operation() const = 0;
 
-  /// The premul_sum factor of a rank whose step has been awaited, or of this rank.
+  /// The premul_sum factor of this rank, or of a rank whose step has been awaited.
   [[nodiscard]] virtual double factor(int rank) const = 0;
 };
 

@@ -16,7 +16,7 @@ std::string encoded(const Error& error) {
   return text + "\n" + error.what();
 }
 
-/// What another host says is not trusted to be well-formed.
+/// The inverse of encoded(). Text from another host may be malformed.
 Error decoded(const std::string& text) {
   std::istringstream head(text.substr(0, text.find('\n')));
   int code = static_cast<int>(Errc::internal);
@@ -37,10 +37,10 @@ struct LeaveCounts {
 
 }  // namespace
 
-Members::Members(std::shared_ptr<shm::Group> local, HostMap host_map, const Peers& peers,
+Members::Members(std::shared_ptr<LocalMembers> local, HostMap host_map, const Peers& peers,
                  ControlPlane* control)
     : local_(std::move(local)),
-      uid_(local_->identity().uid),
+      uid_(local_->group_uid()),
       host_map_(std::move(host_map)),
       rank_(local_->global_rank(local_->rank())),
       control_(control) {
@@ -58,7 +58,8 @@ std::string Members::who(int rank) const {
 PeerState Members::state_of(int rank) const noexcept {
   if (is_local(rank)) return local_->state_of(local_rank(rank));
   const RemoteState& other = remote(rank);
-  if (other.left.load(std::memory_order_acquire)) return PeerState::left;
+  if (other.left.load(std::memory_order_acquire))
+    return PeerState::left;  // pairs with handle_left()
   switch (other.peer->state()) {
     case RemoteProcess::State::alive:
       return PeerState::alive;
@@ -70,8 +71,8 @@ PeerState Members::state_of(int rank) const noexcept {
 }
 
 std::uint32_t Members::heartbeat(int rank) const noexcept {
-  if (is_local(rank)) return local_->peer(local_rank(rank)).beats();
-  // The moment of its last sign of life, to a tenth of a second.
+  if (is_local(rank)) return local_->heartbeat(local_rank(rank));
+  // The time at which the process was last heard of, in tenths of a second.
   const auto last = Clock::now() - peer(rank)->silence();
   return static_cast<std::uint32_t>(last.time_since_epoch() / std::chrono::milliseconds(100));
 }
@@ -111,35 +112,37 @@ Error Members::fail(const Error& reason) noexcept {
 
 void Members::spread_failure() noexcept {
   const std::lock_guard lock(mutex_);
-  if (over_ || told_ || !local_->failed()) return;
-  told_ = true;
+  if (has_left_ || failure_is_sent_ || !local_->failed()) return;
+  failure_is_sent_ = true;
   for (const auto& other : remotes_)
-    if (other->entered) tell_of_failure(*other);
+    if (other->entered.load(std::memory_order_relaxed)) send_failed(*other);
 }
 
-void Members::tell(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
+void Members::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
   control_->tell(to.peer, {uid_, static_cast<std::uint32_t>(kind), std::move(text)});
 }
 
-void Members::tell_of_failure(RemoteState& to) const noexcept {
-  tell(to, GroupNotice::failed, encoded(local_->failure()));
+void Members::send_failed(RemoteState& to) const noexcept {
+  send_notice(to, GroupNotice::failed, encoded(local_->failure()));
 }
 
 void Members::enter_first(int rank) {
   RemoteState& other = remote(rank);
   const std::lock_guard lock(mutex_);
-  if (over_ || other.entered.exchange(true, std::memory_order_relaxed)) return;
-  tell(other, GroupNotice::entered, {});
+  if (has_left_ || other.entered.exchange(true, std::memory_order_relaxed)) return;
+  send_notice(other, GroupNotice::entered, {});
 }
 
 bool Members::will_never_come(int rank, Traffic traffic, std::uint64_t number) const noexcept {
   RemoteState& other = remote(rank);
-  const bool has_ended = other.peer->state() == RemoteProcess::State::departed;
-  if (!other.left.load(std::memory_order_acquire)) return has_ended;  // pairs with take_notice()
+  const bool departed = other.peer->state() == RemoteProcess::State::departed;
+  if (!other.left.load(std::memory_order_acquire)) return departed;  // pairs with handle_left()
   return number >= other.sent_before_leaving.of(traffic).load(std::memory_order_relaxed);
 }
 
-void Members::wake_progress_thread(int rank) noexcept { tell(remote(rank), GroupNotice::wake, {}); }
+void Members::wake_progress_thread(int rank) noexcept {
+  send_notice(remote(rank), GroupNotice::wake, {});
+}
 
 std::vector<Members::RemoteState*> Members::states_of(const RemoteProcess& peer) const {
   std::vector<RemoteState*> states;
@@ -151,64 +154,71 @@ std::vector<Members::RemoteState*> Members::states_of(const RemoteProcess& peer)
 void Members::take_notice(const RemoteProcess& from, const Notice& notice) noexcept {
   for (RemoteState* other : states_of(from)) {
     switch (static_cast<GroupNotice>(notice.kind)) {
-      case GroupNotice::entered: {
-        const std::lock_guard lock(mutex_);
-        const bool is_new = !other->entered.exchange(true, std::memory_order_relaxed);
-        if (over_ && is_new)
-          tell_of_end(*other);
-        else if (!over_ && local_->failed())
-          tell_of_failure(*other);
+      case GroupNotice::entered:
+        handle_entered(*other);
         break;
-      }
       case GroupNotice::failed:
-        hear_of_failure(notice.text);
+        handle_failed(notice.text);
         break;
-      case GroupNotice::left: {
-        if (other->left.load(std::memory_order_relaxed)) break;  // the first counts are right
-        LeaveCounts counts{};
-        std::memcpy(&counts, notice.text.data(), std::min(notice.text.size(), sizeof counts));
-        other->sent_before_leaving.collective.store(counts.collective, std::memory_order_relaxed);
-        other->sent_before_leaving.point_to_point.store(counts.point_to_point,
-                                                        std::memory_order_relaxed);
-        other->left.store(true, std::memory_order_release);  // pairs with will_never_come()
+      case GroupNotice::left:
+        handle_left(*other, notice.text);
         break;
-      }
       case GroupNotice::wake:
-        break;  // whoever serves the connection looks for messages
+        break;  // handled by the context, before it looks for the group
     }
   }
 }
 
-void Members::hear_of_failure(const std::string& text) noexcept {
+void Members::handle_entered(RemoteState& other) noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool is_new = !other.entered.exchange(true, std::memory_order_relaxed);
+  if (has_left_ && is_new)
+    send_departure(other);
+  else if (!has_left_ && local_->failed())
+    send_failed(other);
+}
+
+void Members::handle_failed(const std::string& text) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (over_) return;
+    if (has_left_) return;
   }
   fail(decoded(text));
 }
 
+void Members::handle_left(RemoteState& other, const std::string& text) noexcept {
+  if (other.left.load(std::memory_order_relaxed)) return;  // only the first counts are right
+  LeaveCounts counts{};
+  std::memcpy(&counts, text.data(), std::min(text.size(), sizeof counts));
+  other.sent_before_leaving.collective.store(counts.collective, std::memory_order_relaxed);
+  other.sent_before_leaving.point_to_point.store(counts.point_to_point, std::memory_order_relaxed);
+  other.left.store(true, std::memory_order_release);  // pairs with will_never_come(), state_of()
+}
+
 Notice Members::leave() noexcept {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(over_, true)) return departure_notice_;
+  if (std::exchange(has_left_, true)) return departure_notice_;
   departure_notice_ = {uid_, static_cast<std::uint32_t>(GroupNotice::left), {}};
   if (local_->failed())
     departure_notice_ = {uid_, static_cast<std::uint32_t>(GroupNotice::failed), encoded(failure())};
   for (const auto& other : remotes_)
-    if (other->entered) tell_of_end(*other);
+    if (other->entered.load(std::memory_order_relaxed)) send_departure(*other);
   return departure_notice_;
 }
 
-/// A group that has failed is not one that was left in order.
-void Members::tell_of_end(RemoteState& to) const noexcept {
+/// A rank that leaves a failed group sends the failure first: the peer must not take it for a rank
+/// that left in good order.
+void Members::send_departure(RemoteState& to) const noexcept {
   if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
     control_->tell(to.peer, departure_notice_);
-  tell_of_leaving(to);
+  send_left(to);
 }
 
-void Members::tell_of_leaving(RemoteState& to) const noexcept {
+void Members::send_left(RemoteState& to) const noexcept {
   const LeaveCounts counts{to.sent.collective.load(std::memory_order_relaxed),
                            to.sent.point_to_point.load(std::memory_order_relaxed)};
-  tell(to, GroupNotice::left, std::string(reinterpret_cast<const char*>(&counts), sizeof counts));
+  send_notice(to, GroupNotice::left,
+              std::string(reinterpret_cast<const char*>(&counts), sizeof counts));
 }
 
 }  // namespace tccl

@@ -104,21 +104,21 @@ TEST(WorkerPoolOptions, AListThatIsTooShortGoesAsFarAsItGoes) {
 
 TEST(WorkerPoolOptions, WhatFitsTogetherIsNotRemarkedOn) {
   // Cores kept free for the workers, as in the documents; one of them is the rank's own.
-  EXPECT_EQ(disagreement(settings_of(4, kTwoTimesFour), {0, 2, 1, range(4, 27)}), "");
-  EXPECT_EQ(disagreement(settings_of(4, kTwoTimesFour), {1, 2, 1, range(32, 55)}), "");
-  EXPECT_EQ(disagreement(settings_of({}, kTwoTimesFour), {0, 4, 4, range(0, 1)}), "");
-  EXPECT_EQ(disagreement(settings_of({}), {0, 9, 9, range(0, 1)}), "");
-  EXPECT_EQ(disagreement(settings_of(2), {0, 2, 2, range(0, 1)}), "");
-  EXPECT_EQ(disagreement(settings_of(0), {0, 2, 2, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 2, 1, range(4, 27)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {1, 2, 1, range(32, 55)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of({}, kTwoTimesFour), {0, 4, 4, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of({}), {0, 9, 9, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(2), {0, 2, 2, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(0), {0, 2, 2, range(0, 1)}), "");
 }
 
 TEST(WorkerPoolOptions, WhatDisagreesIsNamed) {
-  const std::string text = disagreement(settings_of(4, "0,1,2"), {0, 2, 2, range(4, 27)});
+  const std::string text = worker_settings_conflict(settings_of(4, "0,1,2"), {0, 2, 2, range(4, 27)});
   for (const char* value : {"CCL_WORKER_COUNT=4", "CCL_WORKER_AFFINITY=0,1,2 ", "(4-27)", "of 8"})
     EXPECT_NE(text.find(value), std::string::npos) << text;
-  EXPECT_NE(disagreement(settings_of({}, "0,1,2"), {0, 2, 2, range(0, 3)}), "");
-  EXPECT_NE(disagreement(settings_of(4, kTwoTimesFour), {0, 3, 3, range(0, 55)}), "");
-  const std::string crowd = disagreement(settings_of(3), {0, 1, 1, range(0, 1)});
+  EXPECT_NE(worker_settings_conflict(settings_of({}, "0,1,2"), {0, 2, 2, range(0, 3)}), "");
+  EXPECT_NE(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 3, 3, range(0, 55)}), "");
+  const std::string crowd = worker_settings_conflict(settings_of(3), {0, 1, 1, range(0, 1)});
   for (const char* value : {"CCL_WORKER_COUNT=3", "CCL_WORKER_AFFINITY=auto", "(0,1)"})
     EXPECT_NE(crowd.find(value), std::string::npos) << crowd;
 }

@@ -27,6 +27,7 @@ OfiChannel::OfiChannel(Network& network, Members& members, Options options)
       members_(members),
       addresses_(std::move(options.addresses)),
       own_group_id_(options.own_group_id),
+      log_(*options.log),
       algorithm_name_(options.algorithm_name),
       poll_interrupt_(std::move(options.poll_interrupt)),
       counts_(addresses_.size()) {}
@@ -104,9 +105,7 @@ void OfiChannel::check_record(int from, const OpRecord& theirs) const {
     throw Error(Errc::system,
                 formatted("{}: what came from {} makes no sense", operation(), members_.who(from)),
                 {from});
-  const OpRecord& then =
-      members_.local().mine().log[theirs.sequence % shm::kLogLength];  // this rank's own
-  const OpRecord& mine = then.sequence == theirs.sequence ? then : record_;
+  const OpRecord& mine = log_.contains(theirs.sequence) ? log_.at(theirs.sequence) : record_;
   throw Error(
       Errc::mismatch,
       formatted("operation #{} of group {}: rank {} called {}, but {} called {}{}", mine.sequence,

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/function_ref.h"
 #include "base/wait.h"
-#include "operation/op_record.h"
+#include "operation/operation_log.h"
 #include "transport/members.h"
 #include "transport/network_channel.h"
 #include "transport/ofi/network.h"
@@ -29,6 +29,7 @@ class OfiChannel final : public NetworkChannel {
   struct Options {
     std::vector<RankAddress> addresses;  // by rank
     std::uint32_t own_group_id = 0;
+    const OperationLog* log = nullptr;  // of this rank; outlives the channel
     AlgorithmName algorithm_name = nullptr;
     std::function<void()> poll_interrupt;
   };
@@ -44,7 +45,7 @@ class OfiChannel final : public NetworkChannel {
   [[nodiscard]] std::size_t received_bytes(const MessagePtr& message) override;
   void flush(std::size_t at_most) override;
 
-  /// Brackets one operation, as on the board: `record` is what the board made of it.
+  /// Brackets one operation, as on the board. The log contains `record` already.
   void begin(const OpRecord& record, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
   /// What was sent may still be leaving.
@@ -78,6 +79,7 @@ class OfiChannel final : public NetworkChannel {
   Members& members_;
   std::vector<RankAddress> addresses_;
   std::uint32_t own_group_id_;
+  const OperationLog& log_;
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
   std::vector<Counts> counts_;

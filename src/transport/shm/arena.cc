@@ -26,8 +26,8 @@ Lease Arena::take(FreeList& list, std::size_t bytes) {
     give_back_reserve_();
     if (const auto lease = try_take(list, bytes)) return *lease;
   }
-  throw Error(Errc::system, formatted("no room for {} more bytes in {} bytes of shared memory: set "
-                                      "CCL_SHARED_BYTES to more",
+  throw Error(Errc::system, formatted("no room for {} more bytes in {} bytes of shared memory: "
+                                      "increase CCL_SHARED_BYTES",
                                       bytes, memory_->bytes()));
 }
 

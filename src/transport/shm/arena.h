@@ -1,4 +1,6 @@
-// This context's shared memory, handed out in leases. Thread-safe.
+// Arena: the shared memory of this context, allocated in leases of whole pages. The ranks of this
+// host map all of it, so a lease is known to them by its offset.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -21,15 +23,16 @@ class Arena {
  public:
   explicit Arena(std::size_t bytes);
 
-  /// Called, without a lock, when there is no room; what it gives back is then looked at once more.
+  /// `give_back` is called, without a lock, when there is no room: it may free leases. Then the
+  /// lease is tried once more.
   void set_reserve(std::function<void()> give_back) { give_back_reserve_ = std::move(give_back); }
 
-  /// Page-aligned and zeroed. Throws Error{system} when the address space of the arena is used up.
+  /// Page-aligned and zeroed. Throws Error{system} when the arena has no room.
   Lease lease(std::size_t bytes);
-  /// One page, from a part of the arena that holds nothing but group headers: a late member of an
-  /// earlier group may still look at the header that was there.
+  /// One page, from a part of the arena that holds only group headers: a late member of an earlier
+  /// group may still read the header at this offset, and must find a header.
   Lease lease_header();
-  /// The pages go back to the system.
+  /// Returns the pages to the operating system.
   void give_back(const Lease& lease) noexcept;
 
   [[nodiscard]] std::byte* at(const Lease& lease) const { return memory_->base() + lease.offset; }

@@ -1,7 +1,8 @@
-// One direction between two ranks: a ring of cells in the sender's memory.
+// CellRing: one direction of point-to-point traffic between two ranks of a host, in the sender's
+// shared memory.
 //
-// The sender writes a cell and raises `posted`; the receiver copies it out and raises cells_taken
-// in its own region.
+// The sender writes a cell and increments `posted`; the receiver copies the cell out and increments
+// cells_taken in its own region. Thread safety: one sender, one receiver; see ShmLink.
 #pragma once
 
 #include <atomic>
@@ -14,9 +15,9 @@ namespace tccl::shm {
 
 inline constexpr std::uint64_t kCells = 16;
 
-/// Lies in shared memory; cells follow it.
+/// In shared memory; the cells follow it.
 struct CellRing {
-  alignas(64) std::atomic<std::uint64_t> posted;
+  alignas(64) std::atomic<std::uint64_t> posted;  // ShmLink::post() releases, take() acquires
 
   static std::size_t cell_stride(std::size_t payload_bytes) {
     return (sizeof(CellHeader) + payload_bytes + 63) / 64 * 64;

@@ -27,8 +27,8 @@ Group::Group(Arena& arena, Identity identity, RegionLayout layout)
       layout_(layout),
       leases_(lease_both(arena, layout.total_bytes)),
       mine_(reinterpret_cast<Region*>(arena.at(leases_.front()))) {
-  // Zeroed memory is a valid region and is not written over: members of an earlier group at this
-  // place may still look at the uid, atomically, to learn that the owner has left.
+  // Zeroed memory is a valid region. It is not overwritten as a whole: members of an earlier group
+  // at this offset may still load the uid, atomically, to learn that the owner has left.
   mine_->body_offset = leases_.back().offset;
   for (StepLine& line : mine_->steps)
     line.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
@@ -36,7 +36,7 @@ Group::Group(Arena& arena, Identity identity, RegionLayout layout)
 }
 
 Group::~Group() {
-  // Without members nobody else has seen the region (the meeting failed).
+  // Without members no other rank has seen the region: the rendezvous failed.
   if (members_.empty())
     for (const Lease& lease : leases_) arena_.give_back(lease);
 }
@@ -54,9 +54,10 @@ std::string Group::who(int rank) const {
 
 PeerState Group::state_of(int rank) const noexcept {
   const Region& other = region(rank);
-  // Leaving is looked at first: after a normal exit the mutex word tells nothing.
+  // Check for departure first: a process that exited in good order has released its mutex.
   if (other.uid.load(std::memory_order_acquire) != identity_.uid ||
-      other.closed.load(std::memory_order_acquire) != 0 || peer(rank).has_departed())
+      other.closed.load(std::memory_order_acquire) != 0 ||  // pairs with close(), try_reclaim()
+      peer(rank).has_departed())
     return PeerState::left;
   return peer(rank).died() ? PeerState::died : PeerState::alive;
 }
@@ -68,9 +69,9 @@ std::byte* Group::lease_more(std::size_t bytes, std::size_t* offset) {
   return arena_.at(leases_.back());
 }
 
-void Group::keep(std::shared_ptr<const void> thing) {
+void Group::keep(std::shared_ptr<const void> object) {
   const std::lock_guard lock(mutex_);
-  kept_.push_back(std::move(thing));
+  kept_.push_back(std::move(object));
 }
 
 bool Group::knows_failure(int rank) const noexcept {
@@ -79,7 +80,8 @@ bool Group::knows_failure(int rank) const noexcept {
 }
 
 Error Group::failure_seen_by(int rank) const {
-  const auto reporter = region(rank).failed_by.load(std::memory_order_acquire);
+  const auto reporter =
+      region(rank).failed_by.load(std::memory_order_acquire);  // pairs with mark_failed()
   const FailureRecord& record = region(static_cast<int>(reporter) - 1).failure;
   std::vector<int> ranks(record.ranks, record.ranks + record.rank_count);
   return {record.code, record.text, std::move(ranks)};
@@ -89,7 +91,7 @@ Error Group::peer_lost_error(int rank, const std::string& operation) const {
   if (state_of(rank) == PeerState::died)
     return {
         Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {global_rank(rank)}};
-  // It may have left because the group failed, before whoever saw the failure could tell us.
+  // It may have left because the group failed, before the failing rank could mark our region.
   if (knows_failure(rank)) return failure_seen_by(rank);
   return {Errc::peer_lost,
           formatted("{} left group {}, but {} needs it", who(rank), identity_.name, operation),
@@ -98,8 +100,8 @@ Error Group::peer_lost_error(int rank, const std::string& operation) const {
 
 Error Group::fail(const Error& reason) noexcept {
   const std::lock_guard lock(mutex_);
-  if (reclaimed_) return reason;   // whose memory this is now is not ours to say
-  if (failed()) return failure();  // whoever was first tells the others
+  if (reclaimed_) return reason;   // the memory may belong to another group now
+  if (failed()) return failure();  // the first failing rank marks the others
   FailureRecord& record = mine_->failure;
   record.code = reason.code();
   std::strncpy(record.text, reason.what(), sizeof record.text - 1);
@@ -114,10 +116,11 @@ Error Group::fail(const Error& reason) noexcept {
 }
 
 void Group::mark_failed(Region& other) noexcept {
-  // Whoever was marked as failed before keeps the first reason.
+  // A region that is marked already keeps its first reason.
   std::uint32_t expected = 0;
-  other.failed_by.compare_exchange_strong(expected, static_cast<std::uint32_t>(rank()) + 1,
-                                          std::memory_order_acq_rel);  // pairs with failed()
+  other.failed_by.compare_exchange_strong(
+      expected, static_cast<std::uint32_t>(rank()) + 1,
+      std::memory_order_acq_rel);  // pairs with failed(), knows_failure()
   doorbell_fence();
   other.collective_doorbell.ring_if_sleeping();
   other.p2p_doorbell.ring_if_sleeping();

@@ -1,6 +1,12 @@
-// The members of one group on this host: who they are, whether they live, and how the group dies.
-// Members are counted from 0; where people read of one, it has its number in the whole group, which
-// may have ranks on other hosts. Thread-safe.
+// Group: the members of one group on this host: their regions, their state, and the failure of the
+// group. Members are numbered by local rank, from 0; error messages name them by global rank.
+//
+//   Group group(arena, {"tp", uid, 1}, RegionLayout::of(ranks, chunk_bytes));   // own region ready
+//   group.set_members(members, global_ranks, own_global_rank);                  // after rendezvous
+//
+// A failing rank writes an error record in its own region and marks every member's region as
+// failed; each waiting rank then reads the record of the rank that marked its region first.
+// Thread safety: every method but set_members() may be called from any thread.
 #pragma once
 
 #include <functional>
@@ -10,6 +16,7 @@
 #include <vector>
 
 #include "health/local_process.h"
+#include "transport/local_members.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/region.h"
 
@@ -26,10 +33,7 @@ struct Member {
         body(peer->base() + region->body_offset) {}
 };
 
-/// A rank that does not show signs of life, as seen by someone who waits for it.
-enum class PeerState { alive, died, left };
-
-class Group {
+class Group final : public LocalMembers {
  public:
   struct Identity {
     std::string name;
@@ -37,23 +41,27 @@ class Group {
     std::uint32_t first_sequence = 1;
   };
 
-  /// Prepares this rank's region; peers may be told of it afterwards.
+  /// Prepares this rank's region; its offset may be sent to peers afterwards.
   Group(Arena& arena, Identity identity, RegionLayout layout);
-  ~Group();
-  /// `global_ranks`: of the members in the whole group; `number` is this rank's.
+  ~Group() override;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  /// `global_ranks` by local rank; `global_rank` is this rank's.
   void set_members(std::vector<Member> members, std::vector<int> global_ranks, int global_rank);
 
   [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
-  [[nodiscard]] int rank() const noexcept { return rank_; }
+  [[nodiscard]] const std::string& group_name() const noexcept override { return identity_.name; }
+  [[nodiscard]] std::uint64_t group_uid() const noexcept override { return identity_.uid; }
+  [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
-  [[nodiscard]] int global_rank(int member) const { return global_ranks_[index(member)]; }
+  [[nodiscard]] int global_rank(int rank) const override { return global_ranks_[index(rank)]; }
   [[nodiscard]] const RegionLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] std::size_t region_offset() const noexcept { return leases_.front().offset; }
 
   [[nodiscard]] Region& mine() const noexcept { return *mine_; }
   [[nodiscard]] Region& region(int rank) const { return *members_[index(rank)].region; }
   [[nodiscard]] std::byte* body(int rank) const { return members_[index(rank)].body; }
-  /// What `owner` keeps about `other`.
+  /// The line in `owner`'s region for traffic with `other`.
   [[nodiscard]] PeerLine& line(int owner, int other) const {
     return reinterpret_cast<PeerLine*>(body(owner))[other];
   }
@@ -61,33 +69,33 @@ class Group {
   [[nodiscard]] const std::shared_ptr<LocalProcess>& peer_handle(int rank) const {
     return members_[index(rank)].peer;
   }
-  /// "rank 3 (host b, pid 4711)"
-  [[nodiscard]] std::string who(int rank) const;
-  [[nodiscard]] PeerState state_of(int rank) const noexcept;
+  [[nodiscard]] std::string who(int rank) const override;
+  [[nodiscard]] PeerState state_of(int rank) const noexcept override;
+  [[nodiscard]] std::uint32_t heartbeat(int rank) const noexcept override {
+    return peer(rank).beats();
+  }
 
-  /// More shared memory of this rank, given back together with the region.
+  /// More shared memory of this rank, freed together with the region.
   std::byte* lease_more(std::size_t bytes, std::size_t* offset);
 
-  /// Holds something until nobody of the group can touch it any more.
-  void keep(std::shared_ptr<const void> thing);
+  /// Keeps `object` alive until no member can access it any more.
+  void keep(std::shared_ptr<const void> object);
 
-  // --- death of the group ---
-  [[nodiscard]] bool failed() const noexcept {
-    return mine_->failed_by.load(std::memory_order_acquire) != 0;  // pairs with fail()
+  // --- failure of the group ---
+  [[nodiscard]] bool failed() const noexcept override {
+    return mine_->failed_by.load(std::memory_order_acquire) != 0;  // pairs with mark_failed()
   }
-  /// Why it failed; call only after failed().
-  [[nodiscard]] Error failure() const { return failure_seen_by(rank()); }
-  /// Whether that rank has been told. `failure_seen_by` it says why.
+  [[nodiscard]] Error failure() const override { return failure_seen_by(rank()); }
+  /// Whether the region of that rank is marked as failed.
   [[nodiscard]] bool knows_failure(int rank) const noexcept;
+  /// The reason that rank has seen; call only after knows_failure(rank).
   [[nodiscard]] Error failure_seen_by(int rank) const;
-  /// Why `operation` cannot do without `rank`, which is absent.
-  [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
-  /// Declares the group dead for all members. The first reason stays. Returns that reason.
-  Error fail(const Error& reason) noexcept;
+  [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const override;
+  Error fail(const Error& reason) noexcept override;
 
-  // --- end of the membership ---
+  // --- leaving the group ---
   void close() noexcept;
-  /// Gives the memory back if nobody can touch it any more.
+  /// Frees the memory if no member can access it any more.
   bool try_reclaim() noexcept;
 
  private:
@@ -98,7 +106,7 @@ class Group {
   Identity identity_;
   RegionLayout layout_;
   std::vector<std::shared_ptr<const void>> kept_;
-  std::vector<Lease> leases_;  // header, body, and what was added
+  std::vector<Lease> leases_;  // header, body, and those of lease_more()
   Region* mine_;
   std::vector<Member> members_;
   std::vector<int> global_ranks_;

@@ -15,15 +15,15 @@ constexpr std::size_t kCachedAtMost = std::size_t{1} << 30;
 
 }  // namespace
 
-/// A range of the arena whose addresses show private pages. Its own pages may be written by late
-/// peers, so nobody else gets them before both the block and the failed group have let go.
+/// A range of the arena whose addresses map private pages. Late peers may write to its shared
+/// pages, so those are freed only when both the block and the failed group have released the range.
 class Heap::Detached {
  public:
   Detached(std::shared_ptr<Arena> arena, Lease range)
       : arena_(std::move(arena)), range_(range), owner_(::getpid()) {}
   ~Detached() {
     if (::getpid() != owner_) return;
-    // A range that cannot be mapped again is lost.
+    // A range that cannot be mapped again is leaked.
     if (!is_private_ || arena_->memory()->make_shared(range_.offset, range_.bytes))
       arena_->give_back(range_);
   }
@@ -50,7 +50,7 @@ Heap::Heap(std::shared_ptr<Arena> arena)
       owner_(::getpid()) {}
 
 std::shared_ptr<void> Heap::allocate(std::size_t bytes) {
-  bytes = std::clamp<std::size_t>(bytes, 1, arena_->memory()->bytes());  // more does not fit either
+  bytes = std::clamp<std::size_t>(bytes, 1, arena_->memory()->bytes());  // more never fits
   bytes = round_up_to_pages(bytes);
   std::optional<Lease> block = take_from_cache(bytes);
   if (!block) {
@@ -81,7 +81,7 @@ void Heap::release(const Lease& block) noexcept {
       cached_bytes_ += block.bytes;
       return;
     }
-  } catch (const std::bad_alloc&) {  // then it is not kept
+  } catch (const std::bad_alloc&) {  // not cached
   }
   give_back(block);
 }
@@ -98,7 +98,7 @@ void Heap::give_back(const Lease& block) noexcept {
   arena_->give_back(block);
 }
 
-/// If parts of the block are detached, gives the rest of it back; else does nothing.
+/// If parts of the block are detached, frees the rest of it; else does nothing.
 bool Heap::give_back_but_detached(const Lease& block) {
   const auto first = detached_.lower_bound(block.offset);
   const auto last = detached_.lower_bound(block.offset + block.bytes);
@@ -139,7 +139,7 @@ std::shared_ptr<const void> Heap::detach(std::byte* begin, std::size_t bytes) {
   const std::size_t end = (from + bytes) / page_bytes() * page_bytes();
   if (first >= end) return nullptr;
   const std::lock_guard lock(mutex_);
-  if (auto known = detached_in(first, end)) return known;  // by another group that failed
+  if (auto known = detached_in(first, end)) return known;  // detached by another failed group
   const auto detached = std::make_shared<Detached>(arena_, Lease{first, end - first});
   detached_[first] = detached;
   any_detached_.store(true, std::memory_order_release);  // pairs with offset_of()

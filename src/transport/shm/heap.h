@@ -1,5 +1,10 @@
-// Memory for tensors that every rank of this host can reach, so that collectives on them need not
-// copy them into slots. Part of the arena, which the peers map anyway. Thread-safe.
+// Heap: memory for tensors in the arena, which every rank of this host has mapped, so that
+// collectives on them need no copy into slots (Context::allocate).
+//
+//   std::shared_ptr<void> tensor = heap.allocate(bytes);
+//   heap.offset_of(tensor.get(), bytes);                  // where peers find it
+//
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -20,20 +25,20 @@ class Heap : public std::enable_shared_from_this<Heap> {
  public:
   explicit Heap(std::shared_ptr<Arena> arena);
 
-  /// Page-aligned, its contents undefined. Goes back when the last owner lets go of it, which may
-  /// be after the end of the context. Throws Error{system} if there is no room.
+  /// Page-aligned, contents undefined. Freed with the last owner, which may outlive the context.
+  /// Throws Error{system} if there is no room.
   std::shared_ptr<void> allocate(std::size_t bytes);
 
-  /// The offset at which the peers find this memory, if all of it is theirs to find.
+  /// The offset at which peers find this memory; none if it is not in the heap or is detached.
   [[nodiscard]] std::optional<std::uint64_t> offset_of(const void* begin, std::size_t bytes) const;
 
-  /// For the output of an operation that failed: puts private pages with the same contents under
-  /// the whole pages of a range, so that peers that are late write to the pages that were there.
-  /// Those, and if the system refuses also these, are kept from others until the acknowledged
-  /// handle is let go. The memory has no offset any more.
+  /// For the output of a failed operation: replaces the whole pages of a range by private pages
+  /// with the same contents, so that late peers write to the shared pages, which nobody reads. The
+  /// shared pages are not reused while the returned handle exists; if the system refuses to replace
+  /// them, the same holds for the range itself. Detached memory has no offset any more.
   std::shared_ptr<const void> detach(std::byte* begin, std::size_t bytes);
 
-  /// Freed blocks that are kept for the next allocation go back to the arena.
+  /// Returns cached blocks to the arena.
   void give_back_cache() noexcept;
 
  private:
@@ -46,12 +51,13 @@ class Heap : public std::enable_shared_from_this<Heap> {
 
   const std::shared_ptr<Arena> arena_;
   const std::size_t cached_at_most_;
-  const pid_t owner_;  // in a forked child nothing here may be touched
+  const pid_t owner_;  // a forked child must not change the heap
   mutable std::mutex mutex_;
-  std::multimap<std::size_t, Lease> cache_;  // by size; with their pages, which cost a fault each
+  std::multimap<std::size_t, Lease>
+      cache_;  // by size; still with pages, each of which costs a page fault
   std::size_t cached_bytes_ = 0;
   std::map<std::size_t, std::shared_ptr<Detached>> detached_;  // by offset; they do not overlap
-  std::atomic<bool> any_detached_{false};                      // ever
+  std::atomic<bool> any_detached_{false};                      // true from the first detach() on
 };
 
 }  // namespace tccl::shm

@@ -1,9 +1,10 @@
-// The layout of one rank's part of a group in its own shared memory, which its peers map: a header
-// page (Region) and a body with one line per peer and the slots.
+// Region: the layout of one rank's part of a group in its own shared memory, which the ranks of its
+// host map: a header page (Region) and a body with one line per peer and the slots.
 //
 // Only the owner writes here, with two exceptions, each a single atomic word: a peer may ring a
-// doorbell and mark_failed a region. A region is given back only when every peer has left the group
-// or died (see Group::try_reclaim), so a late write never hits someone else's.
+// doorbell and mark the region as failed. A region is freed only when every peer has left the group
+// or died (Group::try_reclaim), so a late write never hits another group's region.
+// Thread safety: see the pairing comment of each atomic.
 #pragma once
 
 #include <algorithm>
@@ -12,30 +13,29 @@
 #include <cstdint>
 
 #include "base/wait.h"
-#include "operation/op_record.h"
+#include "operation/operation_log.h"
 #include "tccl/error.h"
 #include "transport/board.h"
 
 namespace tccl::shm {
 
 inline constexpr std::uint32_t kSlots = 4;
-/// A rank is less than kSlots operations ahead of another; more are kept to explain errors.
-inline constexpr std::uint32_t kLogLength = 16;
-static_assert(kLogLength >= 4 * kSlots);
+/// A rank is less than kSlots operations ahead of another; the log keeps more for error messages.
+static_assert(OperationLog::kLength >= 4 * kSlots);
 
-/// Where a rank is: sequence number of its collective and number of steps posted in it. The 64-bit
-/// value only grows (modulo 2^64, so 32-bit sequence numbers may wrap).
+/// How far a rank is: sequence number of its collective and number of steps posted in it. The
+/// 64-bit value only grows (modulo 2^64, so 32-bit sequence numbers may wrap).
 using Position = std::uint64_t;
 constexpr Position position_of(std::uint32_t sequence, std::uint32_t steps) {
   return (Position{sequence} << 32) | steps;
 }
-constexpr bool reached(Position here, Position there) {
-  return static_cast<std::int64_t>(here - there) >= 0;
+constexpr bool reached(Position current, Position target) {
+  return static_cast<std::int64_t>(current - target) >= 0;
 }
 static_assert(reached(position_of(0, 1), position_of(0xffffffff, 7)), "sequence numbers wrap");
 static_assert(!reached(position_of(5, 2), position_of(5, 3)));
 
-/// Why a rank declared the group dead. Written once, before anyone is marked as failed.
+/// Why a rank marked the group as failed. Written once, before any region is marked.
 struct FailureRecord {
   Errc code;
   std::int32_t rank_count;
@@ -43,40 +43,39 @@ struct FailureRecord {
   char text[1600];
 };
 
-/// One step as the peers see it.
+/// One posted step.
 struct alignas(64) StepLine {
-  std::atomic<Position> position;  // written last
-  std::uint64_t chain;             // of the operation it belongs to: see OpRecord
+  std::atomic<Position> position;  // stored last: ShmBoard::post() releases, wait_for() acquires
+  std::uint64_t chain;             // of the operation that the step belongs to: see OpRecord
   std::byte payload[Board::kLineBytes];
 };
 static_assert(sizeof(StepLine) == 64);
 
 /// Where the thread that runs the owner's collectives sleeps.
 struct CollectiveDoorbell : Doorbell {
-  std::atomic<std::uint32_t> awaits;  // 1 + the rank for whose step it sleeps: nobody else rings
+  std::atomic<std::uint32_t> awaits;  // 1 + the rank whose step it waits for: only that rank rings
 };
 
 /// What a rank keeps per peer for point-to-point traffic.
 struct alignas(64) PeerLine {
-  std::atomic<std::uint64_t> ring_offset;    // offset of my ring_offset to that peer; 0: none yet
-  std::atomic<std::uint64_t> cells_taken;    // cells that I have taken from that peer's ring_offset
-  std::atomic<std::uint64_t> eager_matched;  // bytes of its eager messages that found a receive
+  std::atomic<std::uint64_t> ring_offset;    // of my ring to that peer; 0: no ring yet
+  std::atomic<std::uint64_t> cells_taken;    // cells that I have taken from that peer's ring
+  std::atomic<std::uint64_t> eager_matched;  // bytes of its eager messages that matched a receive
 };
 
 struct Region {
   alignas(64) std::atomic<std::uint64_t> uid;  // of the group; any other value: the owner has left
   std::uint64_t body_offset;                   // in the owner's shared memory
   std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
-  std::atomic<std::uint32_t> failed_by;        // 1 + the rank whose failure record says why
+  std::atomic<std::uint32_t> failed_by;        // 1 + the rank whose failure record holds the reason
   StepLine steps[kSlots];  // the owner's last steps; step number i is in line i % kSlots
-  alignas(64) std::atomic<std::uint64_t> acknowledged;  // loans were acknowledged before this step
+  alignas(64) std::atomic<std::uint64_t> acknowledged;  // in-place reads before this step are done
   CollectiveDoorbell collective_doorbell;
-  Doorbell p2p_doorbell;  // threads that wait for the owner's sends and receives
+  Doorbell p2p_doorbell;  // for threads that wait for the owner's sends and receives
   FailureRecord failure;
-  OpRecord log[kLogLength];
+  OperationLog log;
 };
 static_assert(std::atomic<Position>::is_always_lock_free);
-
 static_assert(sizeof(Region) <= 4096);
 
 /// The layout of the body.
@@ -91,7 +90,7 @@ struct RegionLayout {
   }
   static RegionLayout of(int size, std::size_t chunk_bytes) {
     const auto ranks = static_cast<std::size_t>(size);
-    // Room for one largest element, or a pair of 64-bit counts, per rank.
+    // At least one largest element, or a pair of 64-bit counts, per rank.
     const std::size_t area = round_up(std::max(chunk_bytes, kMaxElementBytes * ranks), 64);
     const std::size_t slots = round_up(ranks * sizeof(PeerLine), 4096);
     return {chunk_bytes, area, slots, slots + kSlots * 2 * area};

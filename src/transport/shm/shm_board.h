@@ -1,4 +1,9 @@
-// The board over shared memory.
+// ShmBoard: the board over shared memory. See transport/board.h for the protocol.
+//
+// The executor brackets each operation with begin() and end(); in between an algorithm posts and
+// awaits steps. A rank that waits spins, yields, then sleeps on its doorbell; while it sleeps it
+// checks every 4 ms for a dead peer, a mismatched operation and the deadline.
+// Thread safety: one operation at a time, on one thread.
 #pragma once
 
 #include <functional>
@@ -8,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/function_ref.h"
+#include "health/heartbeat_watcher.h"
 #include "transport/board.h"
 #include "transport/shm/group.h"
 #include "transport/shm/heap.h"
@@ -16,7 +22,7 @@ namespace tccl::shm {
 
 class ShmBoard final : public Board {
  public:
-  /// The board does not know the algorithms, but its messages name them.
+  /// Error messages name algorithms, which this layer does not know.
   using AlgorithmName = const char* (*)(std::uint8_t index);
   /// `poll_interrupt` may be empty; see Context::Options.
   ShmBoard(Group& group, Heap& heap, AlgorithmName algorithm_name,
@@ -47,32 +53,29 @@ class ShmBoard final : public Board {
   void check_alive() const override;
   [[nodiscard]] double factor(int rank) const override;
   [[nodiscard]] int global_rank(int rank) const override { return group_.global_rank(rank); }
+  [[nodiscard]] std::string operation() const override;
 
-  /// Brackets one operation. `call` needs no sequence number and no chain yet. Without a deadline
-  /// it is `timeout` after the first time that this rank has to sleep.
-  void begin(const OpRecord& call, std::optional<Deadline> deadline,
+  /// Begins the operation of `record`, which is in this rank's log already. Without a deadline, the
+  /// operation times out `timeout` after the first time that this rank sleeps.
+  void begin(const OpRecord& record, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
   void end();
   /// Instead of end(), when the operation has failed on this rank.
   void fail() noexcept;
-  [[nodiscard]] const OpRecord& record() const noexcept { return record_; }
-  /// What to do while waiting for a rank of this host: data of other hosts moves only if somebody
-  /// moves it.
+  /// Called while waiting for a rank of this host: messages to and from other hosts need a thread
+  /// that polls the network.
   void set_poll_hook(std::function<void()> poll_hook) { poll_hook_ = std::move(poll_hook); }
-  /// "allreduce #812 of group tp"
-  [[nodiscard]] std::string operation() const override;
 
  private:
-  /// Steps are numbered through all operations of the group, alike on all ranks.
+  /// Steps are numbered through all operations of the group, identically on all ranks.
   using Step = std::uint64_t;
-  /// What this rank knows of a peer, so that it need not look again.
+  /// What this rank knows about a peer.
   struct PeerView {
     bool published_to = false;  // in this operation
     bool read_from = false;
-    Step arrived = 0;          // steps before this one are there, and agree with this rank's
-    std::uint32_t agreed = 0;  // the last operation for which logs were compared
-    std::uint32_t heartbeat = 0;
-    Clock::time_point heartbeat_changed;
+    Step arrived = 0;           // steps before this one have arrived with a matching chain
+    std::uint32_t matched = 0;  // sequence number up to which the logs were compared
+    HeartbeatWatcher heartbeat;
   };
 
   [[nodiscard]] const StepLine& line_of(int rank, Step step) const {
@@ -83,17 +86,18 @@ class ShmBoard final : public Board {
   void acknowledge_reads();
   void await_acknowledgements();
   [[nodiscard]] bool has_acknowledged(int peer) const;
-  bool wait_long(int peer, FunctionRef<bool()> arrived);
+  bool sleep_until_arrived(int peer, FunctionRef<bool()> arrived);
   bool must_give_up(int peer);
   void compare_logs(int peer);
   [[nodiscard]] std::uint32_t common_sequence(int peer) const;
-  void watch_heartbeats();
+  void update_heartbeats(Clock::time_point now);
+  [[nodiscard]] Position position_seen(int peer) const;
 
-  [[noreturn]] void throw_disagreement(int peer, std::uint32_t sequence) const;
+  // --- shm_board_errors.cc ---
+  [[noreturn]] void throw_mismatch(int peer, std::uint32_t sequence) const;
   [[nodiscard]] Error explain(int peer, FunctionRef<bool(int)> arrived) const;
   [[nodiscard]] Error explain_timeout(FunctionRef<bool(int)> arrived) const;
   [[nodiscard]] std::string ranks_in_operation() const;
-  [[nodiscard]] Position position_seen(int peer) const;
 
   Group& group_;
   Heap& heap_;
@@ -104,9 +108,9 @@ class ShmBoard final : public Board {
   BackoffPolicy backoff_;
   OpRecord record_;             // of the current operation
   std::uint32_t step_ = 0;      // steps posted in it
-  std::uint32_t origin_ = 0;    // the step that await() calls 0
-  bool any_published_ = false;  // of the views
-  bool any_read_ = false;
+  std::uint32_t origin_ = 0;    // the step that is number 0 for await()
+  bool any_published_ = false;  // views_ with published_to
+  bool any_read_ = false;       // views_ with read_from
   std::span<std::byte> window_;
   Step base_ = 0;  // steps posted in all operations before
   std::optional<Deadline> deadline_;

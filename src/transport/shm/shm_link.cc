@@ -33,10 +33,11 @@ void ShmLink::wake_receiver() {
 }
 
 bool ShmLink::take(Take each) {
-  const std::uint64_t offset = theirs().ring_offset.load(std::memory_order_acquire);
-  if (offset == 0) return false;  // it has never sent to us
+  const std::uint64_t offset =
+      theirs().ring_offset.load(std::memory_order_acquire);  // pairs with open_ring()
+  if (offset == 0) return false;                             // the peer has not sent anything yet
   auto* ring = reinterpret_cast<CellRing*>(group_.peer(peer_).base() + offset);
-  const std::uint64_t posted = ring->posted.load(std::memory_order_acquire);  // pairs with post
+  const std::uint64_t posted = ring->posted.load(std::memory_order_acquire);  // pairs with post()
   if (posted == taken_) return false;
   for (; taken_ != posted; ++taken_) {
     const std::byte* cell = ring->cell(taken_, cell_bytes_);
@@ -44,11 +45,12 @@ bool ShmLink::take(Take each) {
     std::memcpy(&header, cell, sizeof header);
     each(header, cell + sizeof header);
   }
-  mine().cells_taken.store(taken_, std::memory_order_release);  // pairs with has_room
+  mine().cells_taken.store(taken_, std::memory_order_release);  // pairs with has_room()
   wake_receiver();
   return true;
 }
 
+// Relaxed, both: a late value only delays eager messages.
 void ShmLink::claim_eager(std::uint64_t bytes) {
   mine().eager_matched.fetch_add(bytes, std::memory_order_relaxed);
 }

@@ -1,4 +1,5 @@
-// The link to a rank of this host: a ring in each one's memory.
+// ShmLink: the link to a rank of this host: one CellRing in each rank's shared memory.
+// Thread safety: none; used under the mutex of the P2p engine.
 #pragma once
 
 #include "transport/link.h"
@@ -18,7 +19,7 @@ class ShmLink final : public Link {
   void wake_receiver() override;
   void wake_progress_thread() override { group_.peer(peer_).wake_progress_thread(); }
   bool take(Take each) override;
-  [[nodiscard]] bool is_drained() const override { return true; }  // what it posted is there
+  [[nodiscard]] bool is_drained() const override { return true; }  // a posted cell has arrived
   void claim_eager(std::uint64_t bytes) override;
   [[nodiscard]] std::uint64_t eager_claimed() const override;
 
@@ -30,7 +31,7 @@ class ShmLink final : public Link {
   Group& group_;
   int peer_;
   std::size_t cell_bytes_;
-  CellRing* ring_ = nullptr;  // made by the first post
+  CellRing* ring_ = nullptr;  // created by the first post
   std::uint64_t posted_ = 0;
   std::uint64_t taken_ = 0;
 };

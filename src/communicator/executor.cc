@@ -1,0 +1,116 @@
+#include "communicator/executor.h"
+
+#include "base/format.h"
+#include "communicator/validate.h"
+#include "operation/op_traits.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+/// The index may come from another host.
+const char* algorithm_name(std::uint8_t index) {
+  return index < algorithms().size() ? algorithm(index).name : "unknown";
+}
+
+}  // namespace
+
+Executor::Executor(ContextImpl& context, const GroupParts& parts)
+    : context_(context),
+      group_(*parts.group),
+      members_(*parts.members),
+      log_(group_.mine().log),
+      sequence_(group_.identity().first_sequence - 1),
+      board_(group_, context.heap(), algorithm_name, context.poll_interrupt(), context.backoff()) {
+  if (members_.over_several_hosts()) connect_hosts(parts);
+}
+
+void Executor::connect_hosts(const GroupParts& parts) {
+  ofi::Network& network = context_.network();
+  channel_ = std::make_unique<ofi::OfiChannel>(
+      network, members_,
+      ofi::OfiChannel::Options{parts.addresses, parts.group_id, &log_, algorithm_name,
+                               context_.poll_interrupt()});
+  board_.set_poll_hook([&network] { network.progress(); });
+}
+
+void Executor::log(OpRecord& record) {
+  record.sequence = ++sequence_;
+  record.chain = chain_ = chained(chain_, record);
+  // Peers see the record with the first post(). None of them can be so far behind that it still
+  // reads the entry that this one replaces: see OperationLog.
+  log_.append(record);
+}
+
+void Executor::run(const Operation& operation, Milliseconds timeout) {
+  run_by(std::nullopt, operation, timeout);
+}
+
+void Executor::run_by(std::optional<Deadline> deadline, const Operation& operation,
+                      Milliseconds timeout) {
+  if (group_.failed()) throw members_.fail(group_.failure());
+  const CollectiveTask task(operation, context_.workers());
+  OpRecord record = record_of(operation, members_.size(), context_.settings().wire_format);
+  const Algorithm& algorithm =
+      context_.algorithms().select(operation.op, record.count * task.element_bytes(),
+                                   members_.size(), operation.dtype, channel_ != nullptr);
+  record.algorithm = index_of(algorithm);
+  log(record);
+  try {
+    board_.begin(record, deadline, timeout);
+    channel_ ? run_over_hosts(algorithm, record, task, deadline, timeout)
+             : algorithm.run(board_, task);
+    board_.end();
+  } catch (const Error& error) {
+    const Error reason = members_.fail(error);
+    board_.fail();
+    throw reason;
+  } catch (...) {
+    members_.fail(
+        Error(Errc::aborted,
+              formatted("rank {} was interrupted in {}", members_.rank(), board_.operation()),
+              {members_.rank()}));
+    board_.fail();
+    throw;
+  }
+}
+
+void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record,
+                              const CollectiveTask& task, std::optional<Deadline> deadline,
+                              Milliseconds timeout) {
+  channel_->begin(record, deadline, timeout);
+  algorithm.run_over_hosts(board_, *channel_, task);
+  channel_->end();
+  // From here on the progress thread polls the network until the last message has left.
+  if (channel_->has_outstanding()) context_.progress().notify();
+}
+
+void Executor::run(const OperationSequence& sequence, Milliseconds timeout) {
+  const Deadline deadline = deadline_after(timeout);
+  const auto run = [&](const Operation& operation) {
+    validate(operation,
+             {members_.rank(), members_.size(), members_.name(), group_.layout().chunk_bytes});
+    if (is_point_to_point(operation.op))
+      throw Error(Errc::invalid_argument,
+                  formatted("a sequence of group {} may run collectives only", members_.name()));
+    run_by(deadline, operation, timeout);
+  };
+  try {
+    sequence.body(run);
+  } catch (const Error& error) {
+    members_.fail(error);  // the other ranks wait for the rest of the sequence
+    throw;
+  } catch (const std::exception& error) {
+    members_.fail(Error(Errc::aborted,
+                        formatted("{} of group {} failed on rank {}: {}", sequence.name,
+                                  members_.name(), members_.rank(), error.what()),
+                        {members_.rank()}));
+    throw;
+  }
+}
+
+void Executor::close(Deadline deadline) noexcept {
+  if (channel_) channel_->close(deadline);
+}
+
+}  // namespace tccl

@@ -1,0 +1,57 @@
+// Executor: runs the collectives of one communicator, one at a time, on the calling thread.
+//
+// For each operation it
+//   1. chooses the algorithm,
+//   2. assigns the next sequence number, extends the digest chain and appends the record to the log
+//      of operations, which the other ranks of the host can read,
+//   3. runs the algorithm on the board and, for a group over several hosts, the network channel,
+//   4. marks the group as failed on all ranks if the operation throws.
+//
+// Thread safety: one call of run() at a time; OperationQueue guarantees that.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "base/clock.h"
+#include "communicator/context_impl.h"
+#include "communicator/group_builder.h"
+#include "transport/ofi/ofi_channel.h"
+#include "transport/shm/shm_board.h"
+
+namespace tccl {
+
+class Executor {
+ public:
+  /// `context` and the members of `parts` must outlive it.
+  Executor(ContextImpl& context, const GroupParts& parts);
+
+  /// Runs the operation to its end, or throws its error after marking the group as failed.
+  void run(const Operation& operation, Milliseconds timeout);
+  void run(const OperationSequence& sequence, Milliseconds timeout);
+
+  /// Waits until messages to other hosts have been sent, at most until `deadline`.
+  void close(Deadline deadline) noexcept;
+
+ private:
+  /// Without a deadline, `timeout` counts from the first time that this rank sleeps.
+  void run_by(std::optional<Deadline> deadline, const Operation& operation, Milliseconds timeout);
+  void run_over_hosts(const Algorithm& algorithm, const OpRecord& record,
+                      const CollectiveTask& task, std::optional<Deadline> deadline,
+                      Milliseconds timeout);
+  /// Assigns the sequence number and the chain, and appends the record to the log.
+  void log(OpRecord& record);
+  void connect_hosts(const GroupParts& parts);
+
+  ContextImpl& context_;
+  shm::Group& group_;
+  Members& members_;
+  OperationLog& log_;        // in this rank's region
+  std::uint32_t sequence_;   // of the last operation
+  std::uint64_t chain_ = 0;  // after the last operation
+  shm::ShmBoard board_;
+  std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts
+};
+
+}  // namespace tccl

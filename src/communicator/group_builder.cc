@@ -1,0 +1,144 @@
+#include "communicator/group_builder.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/crypto.h"
+#include "rendezvous/rendezvous.h"
+
+namespace tccl {
+
+std::uint64_t uid_from(const Digest& digest) {
+  std::uint64_t uid = 0;
+  std::memcpy(&uid, digest.data(), sizeof uid);
+  return uid | 1;
+}
+
+void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
+                     const Members::Peers& peers) {
+  if (host_map.hosts() == 1) {
+    parts.members = std::make_shared<Members>(parts.group, std::move(host_map), Members::Peers(),
+                                              /*control=*/nullptr);
+    return;
+  }
+  parts.members = std::make_shared<Members>(parts.group, std::move(host_map), peers,
+                                            &context.network().control());
+  context.listen_for_notices(parts.members);
+}
+
+namespace {
+
+/// The callbacks of one rendezvous: what this rank sends, and what it makes of the roster.
+class GroupBuilder {
+ public:
+  GroupBuilder(ContextImpl& context, Store& store, std::string secret, int rank, int size,
+               const Communicator::Options& options)
+      : context_(context),
+        store_(store),
+        secret_(std::move(secret)),
+        rank_(rank),
+        size_(size),
+        first_sequence_(options.first_sequence) {
+    parts_.group = std::make_shared<shm::Group>(
+        context.arena(),
+        shm::Group::Identity{options.name, uid_from(hmac_sha256(secret_, "group")),
+                             options.first_sequence},
+        shm::RegionLayout::of(size, context.settings().chunk_bytes));
+  }
+
+  ~GroupBuilder() {
+    if (parts_.group_id != 0) context_.network().release_group_id(parts_.group_id);
+  }
+  GroupBuilder(const GroupBuilder&) = delete;
+  GroupBuilder& operator=(const GroupBuilder&) = delete;
+
+  /// `address` is empty if all ranks are on one host.
+  PeerInfo make_peer_info(const std::string& address) {
+    PeerInfo own = context_.peer_info();
+    own.rank = rank_;
+    own.size = size_;
+    own.first_sequence = first_sequence_;
+    own.region_offset = parts_.group->region_offset();
+    if (!address.empty()) {
+      context_.add_network_info(own, address);
+      context_.network().control().add_secret(secret_);
+    }
+    cores_digest_ = own.cores_digest;
+    parts_.group_id = own.group_id;
+    return own;
+  }
+
+  void accept(const Roster& roster) {
+    add_local_ranks(roster.local);
+    std::vector<int> hosts;
+    for (const PeerInfo& each : roster.all) hosts.push_back(each.host_index);
+    HostMap host_map(hosts);
+    const Members::Peers peers = add_remote_ranks(host_map, roster.all);
+    set_all_members(context_, parts_, std::move(host_map), peers);
+    // All ranks are here and none has returned yet, so the keys can be removed: the next group on
+    // this store must not find them.
+    if (size_ > 1) remove_rendezvous_keys(store_, rank_);
+  }
+
+  BuiltGroup take() { return {std::exchange(parts_, {}), ranks_sharing_cores_}; }
+
+ private:
+  void add_local_ranks(const std::vector<LocalPeer>& local_peers) {
+    std::vector<shm::Member> members;
+    std::vector<int> global_ranks;
+    for (const LocalPeer& each : local_peers) {
+      members.emplace_back(context_.add_local_process(each), each.peer_info.region_offset);
+      global_ranks.push_back(each.peer_info.rank);
+      ranks_sharing_cores_ += each.peer_info.cores_digest == cores_digest_;
+    }
+    parts_.group->set_members(std::move(members), std::move(global_ranks), rank_);
+  }
+
+  Members::Peers add_remote_ranks(const HostMap& host_map, const std::vector<PeerInfo>& all) {
+    Members::Peers peers(all.size());
+    parts_.addresses.resize(all.size());
+    for (const PeerInfo& each : all) {
+      if (host_map.same_host(each.rank, rank_)) continue;
+      const auto index = static_cast<std::size_t>(each.rank);
+      const ContextImpl::RemoteAddress remote = context_.add_remote_process(each, secret_);
+      peers[index] = remote.process;
+      parts_.addresses[index] = {remote.address, each.group_id};
+    }
+    return peers;
+  }
+
+  ContextImpl& context_;
+  Store& store_;
+  std::string secret_;
+  int rank_;
+  int size_;
+  std::uint32_t first_sequence_;
+  std::uint64_t cores_digest_ = 0;
+  int ranks_sharing_cores_ = 0;
+  GroupParts parts_;
+};
+
+}  // namespace
+
+BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
+                       const Communicator::Options& options) {
+  const Deadline deadline = deadline_after(options.timeout);
+  // A group of one rank does not use the store: torch gives all groups of one rank the same keys.
+  const std::string secret =
+      size == 1 ? to_hex(random_digest())
+                : agree_on_secret(store, rank, context.settings().secret_file, deadline);
+  GroupBuilder builder(context, store, secret, rank, size, options);
+  try {
+    rendezvous({&store, options.name, secret, rank, size, deadline,
+                [&] { return context.offer_addresses(store.host()); },
+                [&](const std::string& address) { return builder.make_peer_info(address); },
+                [&](const Roster& roster) { builder.accept(roster); }, context.poll_interrupt()},
+               context.arena().memory()->fd(), context.process_fd());
+  } catch (...) {
+    if (size > 1) remove_failed_rendezvous_keys(store, rank);
+    throw;
+  }
+  return builder.take();
+}
+
+}  // namespace tccl

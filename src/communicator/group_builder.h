@@ -1,0 +1,47 @@
+// Building a group: the rendezvous of its ranks, and from the roster the group's parts.
+//
+//   BuiltGroup built = build_group(context, store, rank, size, options);
+//   auto communicator = std::make_shared<CommunicatorImpl>(context, built.parts, options);
+//
+// split.h builds a group out of an existing one, without a rendezvous.
+// Thread safety: each call is independent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator/context_impl.h"
+#include "tccl/communicator.h"
+#include "transport/members.h"
+#include "transport/ofi/ofi_channel.h"
+#include "transport/shm/group.h"
+
+namespace tccl {
+
+/// What a communicator is made of.
+struct GroupParts {
+  std::shared_ptr<shm::Group> group;        // the ranks of this host
+  std::shared_ptr<Members> members;         // all ranks
+  std::vector<ofi::RankAddress> addresses;  // by rank; used for ranks of other hosts
+  std::uint32_t group_id = 0;               // of this group in messages sent to this process
+};
+
+struct BuiltGroup {
+  GroupParts parts;
+  int ranks_sharing_cores = 0;  // ranks of this host that may use the same cores, with this rank
+};
+
+/// Collective over all ranks. Throws Error{timeout} that names the missing ranks.
+BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
+                       const Communicator::Options& options);
+
+/// Sets `parts.members` of a group whose members on this host are set.
+void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
+                     const Members::Peers& peers);
+
+/// A group uid from random or digested bytes; never 0, which marks a freed region.
+std::uint64_t uid_from(const Digest& digest);
+
+}  // namespace tccl

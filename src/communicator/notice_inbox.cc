@@ -1,0 +1,60 @@
+#include "communicator/notice_inbox.h"
+
+namespace tccl {
+
+void NoticeInbox::add_group(const std::shared_ptr<Members>& members) {
+  std::vector<EarlyNotice> early;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [](const auto& known) { return known.expired(); });
+    groups_.push_back(members);
+    early = take_early_notices(members->uid());
+  }
+  for (const EarlyNotice& each : early) members->take_notice(*each.from, each.notice);
+}
+
+std::vector<NoticeInbox::EarlyNotice> NoticeInbox::take_early_notices(std::uint64_t group) {
+  const auto names_group = [&](const EarlyNotice& each) { return each.notice.group == group; };
+  std::vector<EarlyNotice> taken;
+  for (const EarlyNotice& each : early_)
+    if (names_group(each)) taken.push_back(each);
+  std::erase_if(early_, names_group);
+  return taken;
+}
+
+/// Looks for the group and keeps the notice under one lock: add_group() must not come in between.
+std::shared_ptr<Members> NoticeInbox::route(const std::shared_ptr<RemoteProcess>& from,
+                                            const Notice& notice) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : groups_)
+    if (auto members = known.lock(); members && members->uid() == notice.group) return members;
+  if (departed_.contains(notice.group)) return nullptr;
+  early_.push_back({from, notice});
+  if (early_.size() > limits_.early_notices) early_.pop_front();
+  return nullptr;
+}
+
+std::vector<std::shared_ptr<Members>> NoticeInbox::groups() const {
+  std::vector<std::shared_ptr<Members>> groups;
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : groups_)
+    if (auto members = known.lock()) groups.push_back(std::move(members));
+  return groups;
+}
+
+void NoticeInbox::record_departure(const Notice& departure) {
+  const std::lock_guard lock(mutex_);
+  departed_.emplace(departure.group, departure);
+  departed_order_.push_back(departure.group);
+  if (departed_order_.size() <= limits_.departed_groups) return;
+  departed_.erase(departed_order_.front());
+  departed_order_.pop_front();
+}
+
+std::optional<Notice> NoticeInbox::departure_of(std::uint64_t group) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = departed_.find(group);
+  return found == departed_.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace tccl

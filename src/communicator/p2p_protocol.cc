@@ -1,0 +1,269 @@
+#include "communicator/p2p_protocol.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "kernels/copy.h"
+#include "tccl/error.h"
+#include "transport/shm/shm_link.h"
+
+namespace tccl {
+namespace {
+
+/// Eager messages that a receiver has not matched may use this much of its memory per sender.
+constexpr std::uint64_t kMaxUnmatchedBytes = 1u << 20;
+/// A sender that finds no room wakes the receiver's progress thread this often.
+constexpr auto kWakeInterval = std::chrono::milliseconds(5);
+/// The memory that an unmatched message of this size costs the receiver.
+constexpr std::uint64_t charge(std::uint64_t bytes) { return bytes + 128; }
+
+std::exception_ptr aborted(const std::string& text) {
+  return std::make_exception_ptr(Error(Errc::aborted, text));
+}
+
+}  // namespace
+
+P2pProtocol::P2pProtocol(shm::Group& group, Members& members, ofi::OfiP2p* ofi_p2p,
+                         std::size_t eager_bytes)
+    : members_(members),
+      ofi_p2p_(ofi_p2p),
+      eager_bytes_(eager_bytes),
+      peers_(static_cast<std::size_t>(members.size())) {
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    if (members_.is_local(rank))
+      queues(rank).link =
+          std::make_unique<shm::ShmLink>(group, members_.host_map().local_rank(rank), eager_bytes_);
+    else
+      queues(rank).link = ofi_p2p_->link_to(rank);
+  }
+}
+
+void P2pProtocol::start(const P2pWorkPtr& work) {
+  outstanding_.insert(work);
+  outstanding_count_.fetch_add(1, std::memory_order_relaxed);
+  if (work->operation.op == Op::send)
+    queues(work->operation.root).unsent.push_back(work);
+  else
+    start_receive(work);
+}
+
+void P2pProtocol::start_receive(const P2pWorkPtr& receive) {
+  enter_traffic_with(receive->operation.root);
+  const auto message = match_queue_.take_message(receive->operation);
+  if (!message) return match_queue_.post(receive);
+  message->eager ? deliver_eager(receive, message->source, message->payload.data(), message->bytes)
+                 : grant(receive, message->source, message->message, message->bytes);
+}
+
+/// A receiver must get the departure notice of a rank of another host, also if they have exchanged
+/// no message yet.
+void P2pProtocol::enter_traffic_with(int source) {
+  if (!members_.over_several_hosts()) return;
+  for (int rank = 0; rank < members_.size(); ++rank)
+    if ((source == rank || source == kAnySource) && !members_.is_local(rank)) members_.enter(rank);
+}
+
+bool P2pProtocol::advance() {
+  bool moved = false;
+  if (ofi_p2p_) ofi_p2p_->collect();
+  for (int rank = 0; rank < members_.size(); ++rank) moved |= take_cells(rank);
+  for (int rank = 0; rank < members_.size(); ++rank) moved |= post_cells(rank);
+  return moved;
+}
+
+// --- receiving ---
+
+bool P2pProtocol::take_cells(int source) {
+  return queues(source).link->take([&](const CellHeader& header, const std::byte* payload) {
+    take_cell(source, header, payload);
+  });
+}
+
+void P2pProtocol::take_cell(int source, const CellHeader& header, const std::byte* payload) {
+  switch (header.kind) {
+    case CellKind::eager:
+    case CellKind::announce:
+      return take_message(source, header, payload);
+    case CellKind::grant:
+      if (auto node = queues(source).announced.extract(header.message))
+        queues(source).granted.push_back(std::move(node.mapped()));
+      return;
+    case CellKind::data:
+      return take_data(source, header, payload);
+    case CellKind::nothing:
+      return;
+  }
+}
+
+void P2pProtocol::take_message(int source, const CellHeader& header, const std::byte* payload) {
+  const bool eager = header.kind == CellKind::eager;
+  if (eager && header.payload_bytes != header.message_bytes) return;  // malformed
+  const P2pWorkPtr receive = match_queue_.take_receive(source, header.tag);
+  if (!receive)
+    return match_queue_.keep({source,
+                              header.tag,
+                              header.message,
+                              header.message_bytes,
+                              eager,
+                              {payload, payload + header.payload_bytes}});
+  eager ? deliver_eager(receive, source, payload, header.payload_bytes)
+        : grant(receive, source, header.message, header.message_bytes);
+}
+
+void P2pProtocol::take_data(int source, const CellHeader& header, const std::byte* payload) {
+  auto& receiving = queues(source).receiving;
+  const auto found = receiving.find(header.message);
+  if (found == receiving.end()) return;  // failed meanwhile
+  const P2pWorkPtr receive = found->second;
+  if (header.payload_bytes > receive->operation.count - receive->moved_bytes) return;  // malformed
+  kernels::copy(static_cast<std::byte*>(receive->operation.out) + receive->moved_bytes, payload,
+                header.payload_bytes);
+  receive->moved_bytes += header.payload_bytes;
+  if (receive->moved_bytes < receive->operation.count) return;
+  receiving.erase(found);
+  finish(receive, nullptr);
+}
+
+bool P2pProtocol::check_size(const P2pWorkPtr& receive, int source, std::uint64_t bytes) {
+  receive->set_source(source);
+  if (bytes == receive->operation.count) return true;
+  finish(receive, std::make_exception_ptr(Error(
+                      Errc::mismatch,
+                      formatted("group {}: rank {} receives {} bytes with tag {}, but {} sent {}",
+                                members_.name(), members_.rank(), receive->operation.count,
+                                receive->operation.tag, members_.who(source), bytes),
+                      {members_.rank(), source})));
+  return false;
+}
+
+void P2pProtocol::deliver_eager(const P2pWorkPtr& receive, int source, const std::byte* payload,
+                                std::uint64_t bytes) {
+  queues(source).link->claim_eager(charge(bytes));
+  if (!check_size(receive, source, bytes)) return;
+  kernels::copy(receive->operation.out, payload, bytes);
+  finish(receive, nullptr);
+}
+
+void P2pProtocol::grant(const P2pWorkPtr& receive, int source, std::uint64_t message,
+                        std::uint64_t bytes) {
+  if (!check_size(receive, source, bytes)) return;
+  queues(source).receiving[message] = receive;
+  queues(source).grants.push_back(message);
+}
+
+// --- sending ---
+
+bool P2pProtocol::post_cells(int destination) {
+  PeerQueues& to = queues(destination);
+  bool moved = false;
+  while (post_one(to)) moved = true;
+  if (moved) to.link->wake_receiver();
+  return moved;
+}
+
+bool P2pProtocol::post_one(PeerQueues& to) {
+  if (to.grants.empty() && to.unsent.empty() && to.granted.empty()) return false;
+  if (!to.link->has_room()) {
+    wake_progress_thread(to);
+    return false;
+  }
+  if (!to.grants.empty()) {
+    to.link->post({CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
+    to.grants.pop_front();
+  } else if (!to.unsent.empty()) {
+    post_message(to);
+  } else {
+    post_data(to);
+  }
+  return true;
+}
+
+/// Repeatedly: the receiver may not have created its end of the group yet.
+void P2pProtocol::wake_progress_thread(PeerQueues& to) {
+  const auto now = Clock::now();
+  if (now - to.last_wake < kWakeInterval) return;
+  to.last_wake = now;
+  to.link->wake_progress_thread();
+}
+
+/// Posts the next message, or its announcement.
+void P2pProtocol::post_message(PeerQueues& to) {
+  const P2pWorkPtr work = std::move(to.unsent.front());
+  to.unsent.pop_front();
+  const Operation& send = work->operation;
+  if (may_be_eager(to, send.count)) {
+    to.eager_sent += charge(send.count);
+    to.link->post(
+        {CellKind::eager, static_cast<std::uint32_t>(send.count), send.tag, 0, send.count},
+        send.in);
+    finish(work, nullptr);
+    return;
+  }
+  work->message = next_message_++;
+  to.announced[work->message] = work;
+  to.link->post({CellKind::announce, 0, send.tag, work->message, send.count}, nullptr);
+}
+
+bool P2pProtocol::may_be_eager(const PeerQueues& to, std::uint64_t bytes) const {
+  return bytes <= std::min<std::uint64_t>(eager_bytes_, to.link->cell_bytes()) &&
+         to.eager_sent - to.link->eager_claimed() + charge(bytes) <= kMaxUnmatchedBytes;
+}
+
+/// Posts the next chunk of a granted message.
+void P2pProtocol::post_data(PeerQueues& to) {
+  const P2pWorkPtr work = to.granted.front();
+  const std::uint64_t left = work->operation.count - work->moved_bytes;
+  const auto bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(left, to.link->cell_bytes()));
+  to.link->post({CellKind::data, bytes, 0, work->message, 0},
+                static_cast<const std::byte*>(work->operation.in) + work->moved_bytes);
+  work->moved_bytes += bytes;
+  if (work->moved_bytes < work->operation.count) return;
+  to.granted.pop_front();
+  finish(work, nullptr);
+}
+
+// --- the end of a work ---
+
+void P2pProtocol::finish(const P2pWorkPtr& work, std::exception_ptr error) {
+  if (outstanding_.erase(work) == 0) return;
+  outstanding_count_.fetch_sub(1, std::memory_order_relaxed);
+  work->pending_error = std::move(error);
+  finished_.push_back(work);
+}
+
+bool P2pProtocol::cancel(const P2pWork& work) {
+  P2pWorkPtr cancelled;
+  if (work.operation.op == Op::recv) {
+    cancelled = match_queue_.remove(work);
+  } else {
+    auto& unsent = queues(work.operation.root).unsent;
+    const auto found = std::ranges::find(unsent, &work, &P2pWorkPtr::get);
+    if (found != unsent.end()) {
+      cancelled = std::move(*found);
+      unsent.erase(found);
+    }
+  }
+  if (!cancelled) return false;
+  finish(cancelled, aborted(formatted("{} was cancelled", work.describe(members_.name()))));
+  return true;
+}
+
+void P2pProtocol::cancel_receives(const std::exception_ptr& error) {
+  for (const P2pWorkPtr& work : match_queue_.take_all_receives()) finish(work, error);
+}
+
+void P2pProtocol::fail_all(const std::exception_ptr& error) {
+  const std::vector<P2pWorkPtr> all(outstanding_.begin(), outstanding_.end());
+  for (const P2pWorkPtr& work : all) finish(work, error);
+  match_queue_.take_all_receives();
+  for (PeerQueues& peer : peers_) {
+    peer.grants.clear();
+    peer.unsent.clear();
+    peer.announced.clear();
+    peer.granted.clear();
+    peer.receiving.clear();
+  }
+}
+
+}  // namespace tccl

@@ -1,0 +1,103 @@
+// P2pProtocol: the message protocol of one communicator's sends and receives, over one link per
+// rank.
+//
+//   small message:  eager ->                          the payload travels at once
+//   large message:  announce ->  <- grant  data -> ... data ->     the receiver grants it once
+//   matched
+//
+// Eager messages are bounded: if a receiver has more than 1 MiB of unmatched eager data from one
+// sender, the sender announces small messages too.
+//
+// Thread safety: none; used under the mutex of the P2p engine, except has_outstanding().
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "communicator/match_queue.h"
+#include "transport/link.h"
+#include "transport/members.h"
+#include "transport/ofi/ofi_p2p.h"
+#include "transport/shm/group.h"
+
+namespace tccl {
+
+class P2pProtocol {
+ public:
+  /// `ofi_p2p` may be null if all ranks are on this host.
+  P2pProtocol(shm::Group& group, Members& members, ofi::OfiP2p* ofi_p2p, std::size_t eager_bytes);
+
+  void start(const P2pWorkPtr& work);
+  /// Takes arrived cells and posts cells while links have room. Returns whether any cell moved.
+  bool advance();
+  /// Cancels a receive that is not matched, or a send that has not left. False if it is too late.
+  bool cancel(const P2pWork& work);
+  void cancel_receives(const std::exception_ptr& error);
+  void fail_all(const std::exception_ptr& error);
+
+  [[nodiscard]] bool has_outstanding() const noexcept {
+    return outstanding_count_.load(std::memory_order_relaxed) != 0;
+  }
+  [[nodiscard]] const std::set<P2pWorkPtr>& outstanding() const { return outstanding_; }
+  /// The works that ended since the last call; their pending_error is set.
+  std::vector<P2pWorkPtr> take_finished() { return std::exchange(finished_, {}); }
+  /// False while cells of a rank that has left are still in flight.
+  [[nodiscard]] bool is_drained(int rank) const { return queues(rank).link->is_drained(); }
+
+ private:
+  /// The link to one rank, and what waits for it.
+  struct PeerQueues {
+    std::unique_ptr<Link> link;
+    // --- to that rank ---
+    std::uint64_t eager_sent = 0;      // bytes charged
+    Clock::time_point last_wake;       // of its progress thread
+    std::deque<std::uint64_t> grants;  // to send, for messages that it announced
+    std::deque<P2pWorkPtr> unsent;
+    std::map<std::uint64_t, P2pWorkPtr> announced;  // by message; wait for a grant
+    std::deque<P2pWorkPtr> granted;                 // sends whose data may leave
+    // --- from that rank ---
+    std::map<std::uint64_t, P2pWorkPtr> receiving;  // by message; granted to that rank
+  };
+  [[nodiscard]] PeerQueues& queues(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const PeerQueues& queues(int rank) const {
+    return peers_[static_cast<std::size_t>(rank)];
+  }
+
+  void start_receive(const P2pWorkPtr& receive);
+  void enter_traffic_with(int source);
+  void finish(const P2pWorkPtr& work, std::exception_ptr error);
+
+  // --- receiving ---
+  bool take_cells(int source);
+  void take_cell(int source, const CellHeader& header, const std::byte* payload);
+  void take_message(int source, const CellHeader& header, const std::byte* payload);
+  void take_data(int source, const CellHeader& header, const std::byte* payload);
+  void deliver_eager(const P2pWorkPtr& receive, int source, const std::byte* payload,
+                     std::uint64_t bytes);
+  void grant(const P2pWorkPtr& receive, int source, std::uint64_t message, std::uint64_t bytes);
+  bool check_size(const P2pWorkPtr& receive, int source, std::uint64_t bytes);
+
+  // --- sending ---
+  bool post_cells(int destination);
+  bool post_one(PeerQueues& to);
+  void post_message(PeerQueues& to);
+  void post_data(PeerQueues& to);
+  void wake_progress_thread(PeerQueues& to);
+  [[nodiscard]] bool may_be_eager(const PeerQueues& to, std::uint64_t bytes) const;
+
+  Members& members_;
+  ofi::OfiP2p* ofi_p2p_;
+  std::size_t eager_bytes_;
+  std::vector<PeerQueues> peers_;  // by rank
+  MatchQueue match_queue_;
+  std::set<P2pWorkPtr> outstanding_;
+  std::atomic<std::size_t> outstanding_count_{0};  // relaxed: a hint outside the lock
+  std::vector<P2pWorkPtr> finished_;
+  std::uint64_t next_message_ = 1;
+};
+
+}  // namespace tccl

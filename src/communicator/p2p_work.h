@@ -1,0 +1,46 @@
+// P2pWork: a started send or recv. Thread safety: the public members that follow the constructor
+// are guarded by the mutex of the P2p engine; the methods of Work are safe from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "communicator/work_state.h"
+#include "health/heartbeat_watcher.h"
+#include "tccl/operation.h"
+
+namespace tccl {
+
+class P2p;
+
+class P2pWork final : public WorkState {
+ public:
+  P2pWork(std::shared_ptr<P2p> engine, const Operation& operation,
+          Communicator::CallOptions options, std::uint64_t number);
+
+  /// "send #3 (8 bytes to rank 1, tag 7) of group tp"
+  [[nodiscard]] std::string describe(const std::string& group) const;
+  using WorkState::options;
+  using WorkState::set_source;
+
+  const Operation operation;
+  const std::uint64_t number;  // of sends and receives of this rank, for error messages
+  const Deadline deadline;
+  std::uint64_t message = 0;         // number of an announced send
+  std::uint64_t moved_bytes = 0;     // of a granted message
+  std::exception_ptr pending_error;  // once finished: becomes the error of the work
+  HeartbeatWatcher heartbeat;        // of the peer
+
+ private:
+  void help_until_done(Deadline latest) override;
+  [[nodiscard]] std::string description() const override;
+  bool cancel() noexcept override;
+
+  std::shared_ptr<P2p> engine_;
+};
+
+using P2pWorkPtr = std::shared_ptr<P2pWork>;
+
+}  // namespace tccl

@@ -1,0 +1,20 @@
+// Splitting a communicator into groups by color. The ranks know each other already, so two
+// allgathers on the parent replace the rendezvous:
+//   1. each rank's color, key and a proposed group uid;
+//   2. the offset of each rank's new region, and its group id in network messages.
+// Thread safety: one split of a parent at a time, as for any collective.
+#pragma once
+
+#include <optional>
+
+#include "communicator/group_builder.h"
+
+namespace tccl {
+
+/// Collective over `parent`, whose parts are `parent_parts`. Members are ordered by (key, rank).
+/// None for a negative color.
+std::optional<GroupParts> split_group(ContextImpl& context, Communicator& parent,
+                                      const GroupParts& parent_parts, int color, int key,
+                                      const Communicator::Options& options);
+
+}  // namespace tccl

@@ -1,0 +1,72 @@
+// The error messages of ShmBoard: mismatched operations, lost peers, timeouts.
+#include "base/format.h"
+#include "transport/shm/shm_board.h"
+
+namespace tccl::shm {
+namespace {
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+void ShmBoard::throw_mismatch(int peer, std::uint32_t sequence) const {
+  // The chains may have diverged at an earlier operation that did not synchronise: name the first.
+  const OperationLog& mine = group_.mine().log;
+  const OperationLog& theirs = group_.region(peer).log;
+  const auto differs = [&](std::uint32_t candidate) {
+    return mine.contains(candidate) && theirs.contains(candidate) &&
+           mine.at(candidate).chain != theirs.at(candidate).chain;
+  };
+  std::uint32_t first = sequence;
+  for (std::uint32_t back = 1; back < OperationLog::kLength / 2 && differs(sequence - back); ++back)
+    first = sequence - back;
+  const auto call_in = [&](const OperationLog& log) {
+    const OpRecord& record = log.at(first);
+    return describe(record, algorithm_name_(record.algorithm));
+  };
+  throw Error(Errc::mismatch,
+              formatted("operation #{} of group {}: rank {} called {}, but {} called {}", first,
+                        group_.group_name(), group_.global_rank(rank()), call_in(mine),
+                        group_.who(peer), call_in(theirs)),
+              {group_.global_rank(rank()), group_.global_rank(peer)});
+}
+
+Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
+  if (group_.failed()) return group_.failure();
+  const PeerState state = group_.state_of(peer);
+  if (state == PeerState::left) return group_.peer_lost_error(peer, operation());
+  if (state == PeerState::died)
+    return {
+        Errc::peer_lost,
+        formatted("{}; {}", group_.peer_lost_error(peer, operation()).what(), ranks_in_operation()),
+        {group_.global_rank(peer)}};
+  return explain_timeout(arrived);
+}
+
+std::string ShmBoard::ranks_in_operation() const {
+  std::vector<int> waiting;
+  for (int other = 0; other < size(); ++other)
+    if (other == rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
+                            group_.state_of(other) == PeerState::alive))
+      waiting.push_back(group_.global_rank(other));
+  return formatted("rank{} {} waited for it", waiting.size() == 1 ? "" : "s", joined(waiting));
+}
+
+Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
+  const auto now = Clock::now();
+  std::string text = formatted("{}: timeout after {:.1f} s", operation(), seconds(timeout_));
+  std::vector<int> late;
+  for (int other = 0; other < size(); ++other) {
+    if (other == rank() || arrived(other)) continue;
+    const bool joined = reached(position_seen(other), position_of(record_.sequence, 1));
+    const auto silence = views_[static_cast<std::size_t>(other)].heartbeat.silence(now);
+    text += formatted("; {} {}", group_.who(other),
+                      joined ? "has joined it but makes no progress" : "has not joined it");
+    if (silence >= kStalledAfter)
+      text += formatted(" and is stalled: no heartbeat for {:.1f} s", seconds(silence));
+    late.push_back(group_.global_rank(other));
+  }
+  return {Errc::timeout, text, late};
+}
+
+}  // namespace tccl::shm

@@ -9,7 +9,7 @@ PYTEST := .venv/bin/pytest
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup setup-tests build wheel native standin demo test applications test-all lint sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help setup setup-tests build wheel native standin demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -18,6 +18,7 @@ help:
 	@echo "make build      .venv with the package installed"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/"
 	@echo "make lint       clang-format, clang-tidy, ruff"
+	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
 	@echo "make bench      against Gloo, with the goals; whole programs; memory, waiting, start"
@@ -63,11 +64,17 @@ test: build native standin setup-tests
 
 test-all: build native standin setup-tests
 	@tools/setup.sh applications
+	@tools/setup.sh docs
 	$(PYTEST) tests $(ARGS)
 
 lint: build native standin
 	@tools/setup.sh lint
 	tools/lint.sh
+
+docs: setup
+	@tools/setup.sh docs
+	.venv/bin/mkdocs build --quiet
+	@echo "built: build/site/index.html"
 
 sanitize: setup setup-tests
 	tools/sanitize.sh $(ARGS)

@@ -73,7 +73,7 @@ lint: build native standin
 
 docs: setup
 	@tools/setup.sh docs
-	.venv/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 	@echo "built: build/site/index.html"
 
 sanitize: setup setup-tests

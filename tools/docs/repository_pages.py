@@ -42,6 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     uri = page.file.src_uri
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # the home page has no pages beside it
     original = next((source for source, name in PAGES.items() if name == uri), f"docs/{uri}")
     markdown = PICTURE.sub(lambda picture: _themed_image(picture[0]), markdown)
     parts = FENCE.split(markdown)  # code blocks are at odd positions and stay as they are

@@ -74,8 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def processor(kernels: str) -> dict:
-    from torch_ccl.cli.bench import cpu_model
-    from torch_ccl.cli.machine import instruction_sets, limits, topology
+    from torch_ccl.cli.machine import cpu_model, instruction_sets, limits, topology
     from torch_ccl.inheritance import cpus_of_this_process
 
     return {

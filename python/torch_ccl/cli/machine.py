@@ -1,5 +1,6 @@
 """What there is to know about this machine. Files are looked up under `root`, for the tests."""
 
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,11 @@ def topology(allowed: list[int], root: Path = ROOT) -> dict:
         "usable_cpus": list_text(allowed),
         "usable_cores": len(cores(allowed, root)),
     }
+
+
+def cpu_model(root: Path = ROOT) -> str:
+    match = re.search(r"^model name\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor()
 
 
 def instruction_sets(root: Path = ROOT) -> list[str]:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from programs import BUILD_DIR, ROOT
+from support.commands import BUILD_DIR, ROOT
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def program():
 @pytest.fixture(scope="session")
 def slurm():
     """A Slurm of two nodes, n1 and n2; it takes seconds to come up, so there is one for all."""
-    from slurm import cluster
+    from support.slurm_cluster import cluster
 
     with cluster(nodes=2) as started:
         yield started

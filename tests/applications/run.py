@@ -12,8 +12,10 @@ import argparse
 import signal
 import statistics
 import sys
+from pathlib import Path
 
-from application_programs import (
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.applications import (
     PROGRAMS,
     Program,
     check_backend,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks, run_script, start_script, started_ranks
+from support.ranks import run_ranks, run_script, start_script, started_ranks
 from torch import nn
 
 # ---- registration, each in a fresh interpreter

@@ -12,7 +12,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 from torch._C import _distributed_c10d as c10d
 
 CPU = torch.device("cpu")

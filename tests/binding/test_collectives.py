@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from torch_reference import DTYPES
+from support.ranks import run_ranks
+from support.torch_reference import DTYPES
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (70_001,)]
 

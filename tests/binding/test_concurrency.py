@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks, run_script, started_ranks
+from support.ranks import run_ranks, run_script, started_ranks
 
 MEGABYTES_64 = 16 << 20  # elements of float32
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks, run_script
+from support.ranks import run_ranks, run_script
 
 
 def test_names():

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks, started_ranks
+from support.ranks import run_ranks, started_ranks
 
 # ---- views
 

@@ -4,8 +4,8 @@ import json
 import socket
 
 import pytest
-from launching import free_port
-from ranks import BOUND_S, run_script, start_script
+from support.launchers import free_port
+from support.ranks import BOUND_S, run_script, start_script
 from torch.distributed import TCPStore
 from torch_ccl import launchers, meeting_point, said_point
 

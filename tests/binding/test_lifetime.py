@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import init_group, run_ranks
+from support.ranks import init_group, run_ranks
 
 GROUPS, WORLDS, WARM_UP = 100, 50, 10
 # How much more there may be in the end. Worker threads are started when they are first needed, so

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from launching import WAYS, clean_environment
-from launching import run_script as run_by
-from ranks import run_script
+from support.launchers import WAYS, clean_environment
+from support.launchers import run_script as run_by
+from support.ranks import run_script
 from torch.utils.data import DataLoader, TensorDataset
 from torch_ccl.endings import GRACE_S
 from torch_ccl.job import init

@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from torch_conformance import combinations, conformance, report
+from support.torch_conformance import combinations, conformance, report
 
 SEED = 1
 # Up to four ranks every combination of collective, dtype and reduction comes at least once.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = CORES[0], CORES[-1]

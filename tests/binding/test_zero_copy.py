@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_ccl
-from ranks import run_ranks, start_script
+from support.ranks import run_ranks, start_script
 
 LARGE = 300_001  # elements: more than the least size, and no whole number of pages
 

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-sys.path += [
-    str(Path(__file__).parents[1] / name) for name in ("", "hosts", "launch", "package", "standin")
-]
-import checks
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import torch
-from composed import SCALING_PIECES, SPAWN_PIECES
-from documents import (
+from support import document_checks
+from support.commands import ROOT, shell
+from support.composed_scripts import SCALING_PIECES, SPAWN_PIECES
+from support.documents import (
     BATCH,
     DDP_LINE,
     DDP_ON_CPU,
@@ -47,8 +46,7 @@ from documents import (
     cut,
     variables,
 )
-from environments import INHERITED, make_environment
-from launching import (
+from support.launchers import (
     BOUND_S,
     INTEL_MPI,
     MPICH,
@@ -62,9 +60,9 @@ from launching import (
     free_port,
     run_script,
 )
-from over_hosts import run_over_hosts, write_launchers
-from programs import ROOT, shell
-from slurm import cluster
+from support.mpi_hosts import run_over_hosts, write_launchers
+from support.python_environments import INHERITED, make_environment
+from support.slurm_cluster import cluster
 from torch_ccl.agent.cores import cores
 
 SCRIPTS_HERE = Path(__file__).parent / "scripts"
@@ -83,12 +81,12 @@ EXAMPLE = Source("001", ("import",), "example.py")
 PROFILING = Source("001", ("import",), "profiling.py")
 DDP = Source("002", ("DDP(model",), "`Example_DDP.py`")
 SCRIPTS = (
-    Script("demo.py", DEMO, checks.say_nothing),
-    Script("example.py", EXAMPLE, checks.say_place),
-    Script("profiling.py", PROFILING, checks.say_place_and_profile),
-    Script(TRAINING, Source("003", ("def sync_gradients",)), checks.say_same_weights),
-    Script(DDP_ON_CPU, DDP, checks.say_iterations),
-    Script(DDP_ON_DEVICE, DDP, checks.say_iterations),
+    Script("demo.py", DEMO, document_checks.say_nothing),
+    Script("example.py", EXAMPLE, document_checks.say_place),
+    Script("profiling.py", PROFILING, document_checks.say_place_and_profile),
+    Script(TRAINING, Source("003", ("def sync_gradients",)), document_checks.say_same_weights),
+    Script(DDP_ON_CPU, DDP, document_checks.say_iterations),
+    Script(DDP_ON_DEVICE, DDP, document_checks.say_iterations),
 )
 
 GO_ALONE = (DDP_ON_CPU,)  # they say what to do where there is no launcher
@@ -121,22 +119,22 @@ class Line(NamedTuple):
     hosts: int
     script: str  # its first word is the name in the command
     script_source: Source
-    check: Callable[[checks.Ran], None]
+    check: Callable[[document_checks.Ran], None]
 
 
 ON_ONE_HOST = Source("000", ("-np 2", "ut_memory.py"))
 ON_TWO_HOSTS = Source("000", ("-f hostfile", "ut_memory.py"))
 LINES = (
-    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown),
-    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown),
-    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, checks.have_not_grown),
+    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, document_checks.have_not_grown),
+    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, document_checks.have_not_grown),
+    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, document_checks.have_not_grown),
     Line(
         EXAMPLE_LINE,
         Source("001", ("mpirun", "example.py")),
         1,
         "example.py",
         EXAMPLE,
-        checks.say_places,
+        document_checks.say_places,
     ),
     Line(
         PROFILING_LINE,
@@ -144,7 +142,7 @@ LINES = (
         1,
         "profiling.py",
         PROFILING,
-        checks.say_profiles,
+        document_checks.say_profiles,
     ),
     Line(
         "mpiexec of ptdist.py",
@@ -152,7 +150,7 @@ LINES = (
         2,
         "ptdist.py",
         Source("003", ("'ptdist.py'",)),
-        checks.says_same,
+        document_checks.says_same,
     ),
     Line(
         DDP_LINE,
@@ -160,7 +158,7 @@ LINES = (
         1,
         DDP_ON_DEVICE,
         DDP,
-        checks.say_labelled_iterations,
+        document_checks.say_labelled_iterations,
     ),
 )
 MPIS = {"MPICH": MPICH, "Intel MPI": INTEL_MPI}
@@ -182,7 +180,7 @@ def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
         f"export {name}={shlex.quote(value)}\n" for name, value in variables(line.script).items()
     )
     hosts, out, err = run_over_hosts(line.hosts, exports + commands(block), files, mpiexec)
-    line.check(checks.Ran(block, mpiexec, hosts, out, err))
+    line.check(document_checks.Ran(block, mpiexec, hosts, out, err))
 
 
 # ---- lines that install us, into an environment that has torch
@@ -240,7 +238,7 @@ def submit(docs: Path) -> None:
         finished = slurm.run("bash", "-euc", line, cwd=directory, PATH=path, **variables(BATCH))
         assert finished.code == 0, finished
         (out,) = directory.glob("*.out")
-        checks.say_hosts(out.read_text().splitlines())
+        document_checks.say_hosts(out.read_text().splitlines())
 
 
 # ---- a program that starts its ranks itself
@@ -266,7 +264,7 @@ def spawn(text: str, url: str) -> None:
         words = [sys.executable, path, url.format(port=port, directory=directory), checkpoint]
         environment = clean_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         out = subprocess.check_output(words, env=environment, text=True, timeout=BOUND_S)
-        checks.have_seen_all_samples(out.splitlines(), torch.load(checkpoint))
+        document_checks.have_seen_all_samples(out.splitlines(), torch.load(checkpoint))
 
 
 # ---- training on all tiles of a card: two devices, or two shares of the cores
@@ -292,7 +290,7 @@ def scale(text: str, environment: dict[str, str], devices: list[str]) -> None:
         out = subprocess.check_output(
             words, env=clean_environment(**environment), text=True, timeout=BOUND_S
         )
-        checks.have_used_all_tiles(out.splitlines(), devices)
+        document_checks.have_used_all_tiles(out.splitlines(), devices)
 
 
 # ---- all of them

@@ -11,14 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import checks
-import profile_table
 import pytest
-import standin_device
 import torch
-from checks import Ran, have_not_grown, have_settings, says_same
-from documents import END, Addition, Edit, Move, Source, blocks, changed, commands, find
-from launching import (
+from support import document_checks, profile_table, standin_device
+from support.document_checks import Ran, have_not_grown, have_settings, says_same
+from support.documents import END, Addition, Edit, Move, Source, blocks, changed, commands, find
+from support.launchers import (
     BOUND_S,
     HYDRA_LABEL,
     INTEL_MPI,
@@ -36,7 +34,7 @@ from launching import (
     run_script,
     split_by_label,
 )
-from over_hosts import run_over_hosts
+from support.mpi_hosts import run_over_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -141,7 +139,7 @@ def with_devices() -> dict[str, str]:
 
 
 ROWS = {
-    "place": Row("place.py", says_place, ("{port}",)),
+    "place": Row("print_rank.py", says_place, ("{port}",)),
     "train": Row("train.py", has_trained),
     "train on devices": Row("train.py", has_trained, ("standin",), with_devices),
     "profile": Row("profile_sums.py", shows_profile),
@@ -234,7 +232,7 @@ PRELOAD = 'export LD_PRELOAD="${CONDA_PREFIX}/lib/libiomp5.so"'
 IN_LINES = (
     "import sys\nprint = lambda *words: sys.stdout.write(' '.join(map(str, words)) + '\\n')\n"
 )
-SURROUNDINGS = "\nimport surroundings\nsurroundings.show()\n"
+SURROUNDINGS = "\nimport print_environment\nprint_environment.show()\n"
 
 with_and_without_preload = pytest.mark.parametrize(
     "preload", [PRELOAD, ""], ids=["libiomp5", "torch's OpenMP"]
@@ -383,7 +381,7 @@ TORCHS_OPENMP = {"libiomp5": False, "blocktime_ms": None}
 def test_settings(preload, mpiexec, openmp, cpus, monkeypatch):
     """What two ranks on two cores may say, and what they may not."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(checks, "cores", list)
+    monkeypatch.setattr(document_checks, "cores", list)
     first, second = ({"rank": r, "cpus": cpus[r]} | PLACE | openmp for r in range(2))
 
     def ran(*ranks: dict, err: str = "") -> Ran:

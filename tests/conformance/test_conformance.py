@@ -4,7 +4,7 @@ import functools
 import re
 
 import pytest
-from programs import BUILD_DIR, run
+from support.commands import BUILD_DIR, run
 
 SEED = 1
 # Cases per number of ranks with default settings. Up to four ranks every combination of collective,

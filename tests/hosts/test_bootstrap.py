@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from forked_ranks import run_on_hosts, started_on_hosts
-from host_conformance import conformance, run_conformance
-from virtual import Host, virtual_hosts
+from support.function_ranks import run_on_hosts, started_on_hosts
+from support.host_conformance import conformance, run_conformance
+from support.virtual_hosts import Host, virtual_hosts
 
 MIB = 1 << 20
 LISTENS = "0A"  # a state in /proc/net/tcp

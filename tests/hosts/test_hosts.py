@@ -4,8 +4,8 @@ import re
 import time
 
 import pytest
-from host_ranks import run_ranks, started_ranks
-from virtual import virtual_hosts
+from support.script_ranks import run_ranks, started_ranks
+from support.virtual_hosts import virtual_hosts
 
 LAYOUTS = (
     [2, 2],

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from virtual import virtual_hosts
+from support.virtual_hosts import virtual_hosts
 
 SERVER = """
 import socket, sys

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import clean_environment
-from over_hosts import write_ssh
+from support.launchers import clean_environment
+from support.mpi_hosts import write_ssh
+from support.virtual_hosts import KINDS, Host, enter_namespace, virtual_hosts
 from torch_ccl.agent.cores import Core, cores, list_text, parse_list, shares
 from torch_ccl.cli import host_agent
 from torch_ccl.cli.run import DEFAULT_RSH, lay_out, with_one_name_for_this_host
 from torch_ccl.endings import GRACE_S, End, Process, Tail, first_to_fail
-from virtual import KINDS, Host, enter_namespace, virtual_hosts
 
 BOUND_S = 60
 forked = multiprocessing.get_context("forkserver")

@@ -3,7 +3,7 @@
 import tempfile
 
 import torch
-from evidence import Steps, show
+from training_report import Steps, show
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,

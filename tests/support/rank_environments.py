@@ -1,6 +1,6 @@
 """Where the ranks of a job run on virtual hosts, and what a launcher would tell them.
 
-    for host, environment in places(hosts, [2, 1]):
+    for host, environment in rank_environments(hosts, [2, 1]):
         host.start([sys.executable, "rank.py"], env=environment)
 
 A layout is the number of ranks on each host. Ranks of one host follow each other.
@@ -9,7 +9,7 @@ A layout is the number of ranks on each host. Ranks of one host follow each othe
 import os
 from collections.abc import Iterator
 
-from virtual import Host
+from support.virtual_hosts import Host
 
 PORT = 29500
 
@@ -17,7 +17,7 @@ PORT = 29500
 FOREIGN = ("PMI_RANK", "PMI_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
-def places(
+def rank_environments(
     hosts: list[Host], layout: list[int], port: int = PORT, **more: str
 ) -> Iterator[tuple[Host, dict[str, str]]]:
     """The host and the environment of every rank; the store is with the first."""

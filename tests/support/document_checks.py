@@ -5,9 +5,10 @@ import os
 import re
 from typing import NamedTuple
 
-import profile_table
-from launching import HYDRA_LABEL, INTEL_MPI, SIZE, Finished, split_by_label
 from torch_ccl.agent.cores import cores
+
+from support import profile_table
+from support.launchers import HYDRA_LABEL, INTEL_MPI, SIZE, Finished, split_by_label
 
 PROMPT = re.compile(r"(\S+@\S+)?\$ ")
 

@@ -1,8 +1,8 @@
 """Thousands of collectives through torch against the reference: the cases, and how they are run.
 
-python tests/binding/torch_conformance.py --ranks 3 --cases 1500 --seed 7
-python tests/binding/torch_conformance.py --ranks 3 --seed 7 --only 117      one case again
-python tests/binding/torch_conformance.py --device standin                   on an accelerator
+python tests/support/torch_conformance.py --ranks 3 --cases 1500 --seed 7
+python tests/support/torch_conformance.py --ranks 3 --seed 7 --only 117      one case again
+python tests/support/torch_conformance.py --device standin                   on an accelerator
 """
 
 import argparse
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))  # as a program, too
-from ranks import run_ranks
-from torch_collectives import OPERATIONS, Case, Exchange, interfaces_of
-from torch_layouts import place_on
-from torch_reference import DTYPES, FLAVOURS, reductions_of
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program, too
+from support.ranks import run_ranks
+from support.torch_collectives import OPERATIONS, Case, Exchange, interfaces_of
+from support.torch_layouts import place_on
+from support.torch_reference import DTYPES, FLAVOURS, reductions_of
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (4, 0, 3), (2, 3, 4), (2, 3, 4, 5), (257,), (1000,)]
 LARGE = (70_001,)  # more than one step of the algorithms, and not a multiple of anything

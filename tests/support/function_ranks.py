@@ -1,9 +1,9 @@
-"""Functions as ranks on virtual hosts, in processes that have torch loaded already: ../ranks.py.
+"""Functions as ranks on virtual hosts, in processes that have torch loaded already: ranks.py.
 
     run_on_hosts(hosts, [1, 1], check_something, argument, CCL_PORT_RANGE="20000-20100")
 
 calls check_something(rank, size, argument) on every rank. Takes tenths of a second where a fresh
-interpreter (host_ranks.py) takes many seconds.
+interpreter (script_ranks.py) takes many seconds.
 """
 
 import ctypes
@@ -11,9 +11,9 @@ import os
 from contextlib import AbstractContextManager
 from functools import partial
 
-import ranks
-from places import places
-from virtual import KINDS, Host, enter_namespace
+from support import ranks
+from support.rank_environments import rank_environments
+from support.virtual_hosts import KINDS, Host, enter_namespace
 
 CLONE_FS = 0x200
 
@@ -35,7 +35,9 @@ def _options(
     group: dict | None = None,
     **environment: str,
 ) -> dict:
-    placed = [(host.keeper.pid, own) for host, own in places(hosts, layout, **environment)]
+    placed = [
+        (host.keeper.pid, own) for host, own in rank_environments(hosts, layout, **environment)
+    ]
     how = {"init_method": "env://", **(group or {})}
     return {"bound_s": bound_s, "prepare": partial(_enter, placed), "group": how}
 

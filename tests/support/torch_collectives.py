@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager
-from torch_layouts import Placed, layouts_of, room, showable
-from torch_reference import KINDS, reduce_op, reduced, values_of
+
+from support.torch_layouts import Placed, layouts_of, room, showable
+from support.torch_reference import KINDS, reduce_op, reduced, values_of
 
 CPU = torch.device("cpu")
 POLL_BOUND_S = 50

@@ -4,9 +4,10 @@ import os
 
 import torch
 import torch.distributed as dist
-from staging_ranks import CHECKS, SUM, check, delayed, device_of, fails, refused
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
+
+from support.staging_ranks import CHECKS, SUM, check, delayed, device_of, fails, refused
 
 # ---- order with the device's streams
 

@@ -3,8 +3,8 @@ host name, boot_id and memory are the machine's."""
 
 import re
 
-from programs import BUILD_DIR, Finished, run
-from virtual import Host
+from support.commands import BUILD_DIR, Finished, run
+from support.virtual_hosts import Host
 
 SEED = 1
 

@@ -15,16 +15,16 @@ import tempfile
 from pathlib import Path
 
 import torch_ccl
-from launching import BOUND_S, MPICH, clean_environment
 
-sys.path.append(str(Path(__file__).parents[1] / "hosts"))
-from virtual import NETWORK, Host, virtual_hosts
+from support.commands import ROOT
+from support.launchers import BOUND_S, MPICH, clean_environment
+from support.virtual_hosts import NETWORK, Host, virtual_hosts
 
 __all__ = ["AS_ROOT", "NETWORK", "run_over_hosts", "write_launchers"]
 
 #: Open MPI refuses root else.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = ROOT / "tests/compat/scripts"
 
 
 def write_ssh(path: Path, hosts: list[Host]) -> None:

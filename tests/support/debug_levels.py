@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import BOUND_S, init_group, run_ranks
+
+from support.ranks import BOUND_S, init_group, run_ranks
 
 # Loaded once in the process that ranks are forked from, instead of seconds in each rank.
 multiprocessing.get_context("forkserver").set_forkserver_preload(

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import composed
-from checks import PROMPT
-from composed import Piece
-from over_hosts import AS_ROOT, NETWORK
-from programs import ROOT
-from standin_device import environment as device_environment
+from support import composed_scripts
+from support.commands import ROOT
+from support.composed_scripts import Piece
+from support.document_checks import PROMPT
+from support.mpi_hosts import AS_ROOT, NETWORK
+from support.standin_device import environment as device_environment
 
 
 class Block(NamedTuple):
@@ -152,8 +152,8 @@ RESULTS = """
     print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")
 """
 MEMORY = """
-import memory_growth, surroundings
-surroundings.show(grown_kib=memory_growth.grown_kib(model))
+import memory_growth, print_environment
+print_environment.show(grown_kib=memory_growth.grown_kib(model))
 """
 UT_MEMORY = "mpiexec.hydra of ut_memory.py"
 ONE_HOST = f"{UT_MEMORY}, one host"
@@ -198,28 +198,33 @@ CHANGES: tuple[Change, ...] = (
     Edit(PROFILING_LINE, "<ccl_install_path>", "~/.local", "where it was installed"),
     Edit(PIP_LINE, "--extra-index-url <REPO_URL>", "--no-index --find-links $DIST", "our wheels"),
     Move(TRAINING, "def sync_initial_weights", "model = LeNet()", "defined before they are used"),
-    Addition(TRAINING, "def sync_initial_weights", composed.TRAINING_START, OPEN),
-    Addition(TRAINING, END, composed.TRAINING_END, "to be checked"),
+    Addition(TRAINING, "def sync_initial_weights", composed_scripts.TRAINING_START, OPEN),
+    Addition(TRAINING, END, composed_scripts.TRAINING_END, "to be checked"),
     Edit(SPAWN, '"nccl"', '"ccl"', "the device is the CPU"),
     Edit(SPAWN, "ngpus_per_ndoe", "ngpus_per_node", "a slip of the pen"),
     Edit(SPAWN, "torch.save(...)", "torch.save(model.state_dict(), args.file)", "filled in"),
-    Addition(SPAWN, "import torch.distributed as dist", composed.SPAWN_START, OPEN),
-    Addition(SPAWN, "train_sampler.set_epoch(", composed.SPAWN_LOOP, OPEN),
-    Addition(SPAWN, "if args.rank", composed.SPAWN_STEP, f"{OPEN}; samples are to be checked"),
+    Addition(SPAWN, "import torch.distributed as dist", composed_scripts.SPAWN_START, OPEN),
+    Addition(SPAWN, "train_sampler.set_epoch(", composed_scripts.SPAWN_LOOP, OPEN),
     Addition(
-        SPAWN, "import torch.multiprocessing", composed.SPAWN_MAIN, f"{OPEN}; it shows this first"
+        SPAWN, "if args.rank", composed_scripts.SPAWN_STEP, f"{OPEN}; samples are to be checked"
+    ),
+    Addition(
+        SPAWN,
+        "import torch.multiprocessing",
+        composed_scripts.SPAWN_MAIN,
+        f"{OPEN}; it shows this first",
     ),
     Edit(SCALING_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
     Edit(SCALING_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
-    Addition(SCALING, "try:", composed.SCALING_START, OPEN),
-    Addition(SCALING, "dist = single_card_dist(", composed.SCALING_WORKER, OPEN),
+    Addition(SCALING, "try:", composed_scripts.SCALING_START, OPEN),
+    Addition(SCALING, "dist = single_card_dist(", composed_scripts.SCALING_WORKER, OPEN),
     Addition(
         SCALING,
         "multi_process_spawn(",
-        composed.SCALING_LOOP,
+        composed_scripts.SCALING_LOOP,
         f"{OPEN}, but for a hint at the loop; samples and gradients are to be checked",
     ),
-    Addition(SCALING, END, composed.SCALING_END, "the exit code is to be checked"),
+    Addition(SCALING, END, composed_scripts.SCALING_END, "the exit code is to be checked"),
 )
 
 

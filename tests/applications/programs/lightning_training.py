@@ -7,10 +7,10 @@ import os
 
 import lightning
 import torch
-from evidence import Steps, show
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training_report import Steps, show
 
 STEPS = 20
 BATCH_SIZE = 16

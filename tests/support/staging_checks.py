@@ -1,6 +1,6 @@
 """What ccl must do with tensors of an accelerator, tried on the stand-in device.
 
-python tests/standin/staging_checks.py [name ...]    needs the environment of standin_device.py
+python tests/support/staging_checks.py [name ...]    needs the environment of standin_device.py
 
 One line of JSON per check says how it came out.
 """
@@ -10,11 +10,11 @@ import sys
 import traceback
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-import staging_failures  # noqa: F401  (it enters its checks)
-from ranks import started_ranks
-from staging_ranks import CHECKS, SIZE
-from staging_results import PREPARE
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program, too
+from support import staging_failures  # noqa: F401  (it enters its checks)
+from support.ranks import started_ranks
+from support.staging_ranks import CHECKS, SIZE
+from support.staging_results import PREPARE
 
 #: In which a rank ends without a word.
 DYING = {name: 1 for name in CHECKS if name.startswith("a_peer_that_dies")}

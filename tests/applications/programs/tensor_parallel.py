@@ -7,7 +7,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
-from evidence import Steps, show
+from training_report import Steps, show
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from transformers.distributed import DistributedConfig
 

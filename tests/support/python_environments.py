@@ -5,8 +5,8 @@ import venv
 from pathlib import Path
 from typing import NamedTuple
 
-from launching import clean_environment
-from programs import shell
+from support.commands import shell
+from support.launchers import clean_environment
 
 OURS = ("torch_ccl", "oneccl_bind")  # how the names in site-packages begin
 

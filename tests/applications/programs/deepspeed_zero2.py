@@ -8,8 +8,8 @@ import os
 import deepspeed
 import torch
 import torch.distributed as dist
-from evidence import Steps, show
 from torch import nn
+from training_report import Steps, show
 
 STEPS = 20
 BATCH_SIZE = 16

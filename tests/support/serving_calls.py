@@ -10,8 +10,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from served import CPU, check_sum, is_ours, served_by_ccl
 from torch.distributed import distributed_c10d as c10d
+
+from support.ccl_usage import CPU, check_sum, is_ours, served_by_ccl
 
 SIZE = 2
 HALF_A_MINUTE = timedelta(seconds=30)

@@ -6,7 +6,8 @@ where place_on() said, by default on the CPU.
 """
 
 import torch
-from torch_reference import bytes_of, components, same_numbers
+
+from support.torch_reference import bytes_of, components, same_numbers
 
 TAIL = 4  # elements behind the last one
 

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -18,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.append(str(FOLDER.parent / "compat"))
-from launching import clean_environment, free_port  # noqa: E402
+from support.commands import ROOT
+from support.launchers import clean_environment, free_port
 
-ENVIRONMENT = FOLDER.parents[1] / ".venv/applications"
+ENVIRONMENT = ROOT / ".venv/applications"
+PROGRAMS_DIR = ROOT / "tests/applications/programs"
 PYTHON = ENVIRONMENT / "bin/python"
 EXTENSIONS = ENVIRONMENT / "torch_extensions"  # of DeepSpeed, compiled by tools/setup.sh
 BOUND_S = 300
@@ -176,7 +175,7 @@ def run(program: Program, backend: str, *, expects: str = "") -> Finished:
     forget_locks()
     chosen = {"gloo": program.gloo, "ccl": program.ccl}[backend]
     with tempfile.TemporaryDirectory() as scratch:
-        command = program.command(FOLDER / program.script, Path(scratch))
+        command = program.command(PROGRAMS_DIR / program.script, Path(scratch))
         environment = variables(APPLICATION_EXPECTS=expects, **chosen)
         return run_bounded(command, environment, BOUND_S)
 

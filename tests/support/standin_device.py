@@ -7,7 +7,7 @@ device is loaded at `import torch`.
 
 import os
 
-from programs import ROOT
+from support.commands import ROOT
 
 # The build folder, unless a build elsewhere is tried out.
 BUILD_DIR = ROOT / os.environ.get("STANDIN_BUILD_DIR", "build/standin")

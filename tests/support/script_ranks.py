@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from places import places
-from virtual import Host
+from support.rank_environments import rank_environments
+from support.virtual_hosts import Host
 
 BOUND_S = 60
 BACKEND = os.environ.get("BACKEND", "ccl")
@@ -77,7 +77,7 @@ def started_ranks(
     ranks: list[Rank] = []
     with tempfile.TemporaryDirectory() as directory:
         try:
-            for host, own in places(hosts, layout, **environment):
+            for host, own in rank_environments(hosts, layout, **environment):
                 number = len(ranks)
                 out, err = (Path(directory) / f"{number}.{name}" for name in ("out", "err"))
                 words = [sys.executable, "-c", prelude + script]

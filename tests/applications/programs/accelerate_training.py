@@ -3,9 +3,9 @@
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from evidence import Steps, show
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training_report import Steps, show
 
 STEPS = 20
 BATCH_SIZE = 16

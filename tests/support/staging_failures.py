@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from staging_ranks import SUM, check, delayed, device_of, fails
+
+from support.staging_ranks import SUM, check, delayed, device_of, fails
 
 LONG_MS = 15_000  # longer than any check waits
 

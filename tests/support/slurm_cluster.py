@@ -4,7 +4,7 @@
         finished = slurm.run("srun", "-N", "2", "--tasks-per-node", "2", "hostname")
         assert finished.code == 0 and "n2" in finished.out
 
-Every node is a virtual host (tests/hosts/virtual.py): n1, n2, ... A further one, called login, has
+Every node is a virtual host (virtual_hosts.py): n1, n2, ... A further one, called login, has
 the controller and is where jobs are submitted. The hosts' networks have nothing else on them, so
 Slurm's usual ports are free, and two clusters know nothing of each other. All files are in one
 temporary directory, which SLURM_CONF makes known; /etc is left alone. At the end nothing is left,
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from launching import clean_environment
-from virtual import Host, virtual_hosts
+from support.launchers import clean_environment
+from support.virtual_hosts import Host, virtual_hosts
 
 READY_S = 30.0
 BOUND_S = 100.0

@@ -121,7 +121,7 @@ def host_ip(host: Host, *words: str) -> None:
 
 @pytest.mark.parametrize("extra", [add_interface_that_is_down, add_cable_that_is_loose])
 def test_a_dead_interface_comes_first(extra):
-    with virtual_hosts(2, before_cables=extra) as hosts:
+    with virtual_hosts(2, before_connect=extra) as hosts:
         addresses = hosts[0].run("ip", "-o", "-4", "addr").splitlines()
         assert "eth0" in addresses[-1] and len(addresses) == 3
         conformance(hosts, [0, 1], 20)
@@ -137,7 +137,7 @@ HINTS = [
 
 @pytest.mark.parametrize("hint", HINTS)
 def test_an_interface_that_leads_nowhere_comes_first(hint):
-    with virtual_hosts(2, before_cables=add_bridge) as hosts:
+    with virtual_hosts(2, before_connect=add_bridge) as hosts:
         with_debian_names(hosts)
         if hint == "a default route":
             for host in hosts:

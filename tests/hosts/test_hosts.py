@@ -171,13 +171,13 @@ def test_a_cut_cable(tmp_path):
         for rank in ranks:
             rank.hear()
         cut = time.monotonic()
-        hosts[1].cut()
+        hosts[1].link_down()
         for rank in ranks:
             what = rank.hear(2, bound_s=20)
             assert what["at"] - cut < 10, what  # the timeout, and time to hear of it
             other = hosts[0] if rank.host is hosts[1] else hosts[1]
             assert other.name in what["message"], what
-        hosts[1].join()
+        hosts[1].link_up()
         (tmp_path / "joined").touch()
         for rank in ranks:
             assert rank.hear(3)["again"] != "worked"

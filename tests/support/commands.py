@@ -1,4 +1,4 @@
-"""Where the built programs are and how tests run them."""
+"""Paths of the repository and of the build, and functions that run commands."""
 
 import contextlib
 import os
@@ -18,8 +18,8 @@ class Finished:
 
 
 def run(command, **options) -> Finished:
-    """Runs a command to its end; stdout and stderr are joined. When the test ends, by timeout too,
-    so do all processes that the command left behind in its session."""
+    """Runs a command to completion; `output` is stdout and stderr together. Processes that the
+    command leaves in its process group are killed, also if the test times out."""
     process = subprocess.Popen(
         [str(word) for word in command],
         stdout=subprocess.PIPE,
@@ -39,7 +39,7 @@ def run(command, **options) -> Finished:
 
 
 def shell(script, *arguments, **options) -> str:
-    """What a script of bash prints; it must end well."""
+    """Returns the output of a bash script; its exit code must be 0."""
     result = run(["bash", "-euc", script, "bash", *arguments], **options)
     assert result.returncode == 0, result.output
     return result.output

@@ -1,9 +1,9 @@
-"""Functions as ranks on virtual hosts, in processes that have torch loaded already: ranks.py.
+"""Runs a function on ranks on virtual hosts, in forked processes that have torch loaded (ranks.py).
 
     run_on_hosts(hosts, [1, 1], check_something, argument, CCL_PORT_RANGE="20000-20100")
 
-calls check_something(rank, size, argument) on every rank. Takes tenths of a second where a fresh
-interpreter (script_ranks.py) takes many seconds.
+calls check_something(rank, size, argument) on every rank. It takes tenths of a second; a new
+interpreter for each rank (script_ranks.py) takes seconds.
 """
 
 import ctypes
@@ -18,11 +18,11 @@ from support.virtual_hosts import KINDS, Host, enter_namespace
 CLONE_FS = 0x200
 
 
-def _enter(placed: list[tuple[int, dict[str, str]]], rank: int) -> None:
-    keeper, environment = placed[rank]
-    ctypes.CDLL(None).unshare(CLONE_FS)  # from the threads that there are: they stay where they are
+def _enter(assigned: list[tuple[int, dict[str, str]]], rank: int) -> None:
+    holder, environment = assigned[rank]
+    ctypes.CDLL(None).unshare(CLONE_FS)  # other threads keep their file system context
     for kind in KINDS:
-        enter_namespace(f"/proc/{keeper}/ns/{kind}")
+        enter_namespace(f"/proc/{holder}/ns/{kind}")
     os.environ.clear()
     os.environ.update(environment)
 
@@ -35,20 +35,20 @@ def _options(
     group: dict | None = None,
     **environment: str,
 ) -> dict:
-    placed = [
-        (host.keeper.pid, own) for host, own in rank_environments(hosts, layout, **environment)
+    assigned = [
+        (host.holder.pid, own) for host, own in rank_environments(hosts, layout, **environment)
     ]
     how = {"init_method": "env://", **(group or {})}
-    return {"bound_s": bound_s, "prepare": partial(_enter, placed), "group": how}
+    return {"bound_s": bound_s, "prepare": partial(_enter, assigned), "group": how}
 
 
 def started_on_hosts(
     hosts: list[Host], layout: list[int], function, *args, **options
 ) -> AbstractContextManager[list[ranks.Rank]]:
-    """As ranks.started_ranks(); options in capitals are for the environment."""
+    """As ranks.started_ranks(); options in capitals are environment variables."""
     return ranks.started_ranks(sum(layout), function, *args, **_options(hosts, layout, **options))
 
 
 def run_on_hosts(hosts: list[Host], layout: list[int], function, *args, **options) -> list:
-    """What the ranks returned; all must end well."""
+    """Returns the ranks' return values; every rank must succeed."""
     return ranks.run_ranks(sum(layout), function, *args, **_options(hosts, layout, **options))

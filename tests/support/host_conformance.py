@@ -1,5 +1,5 @@
-"""The conformance program with its ranks on virtual hosts. Of a host it enters the network alone:
-host name, boot_id and memory are the machine's."""
+"""Runs the conformance program with its ranks on virtual hosts. A rank enters only the network
+namespace of its host: host name, boot_id and /dev/shm are the machine's."""
 
 import re
 
@@ -10,7 +10,7 @@ SEED = 1
 
 
 def run_conformance(hosts: list[Host], host_of: list[int], cases: int, *options) -> Finished:
-    """`host_of` is by rank."""
+    """`host_of[rank]` is the index of the rank's host."""
     where = ["--namespaces", ",".join(host.path for host in hosts)]
     where += ["--host-of", ",".join(map(str, host_of))]
     what = ["--ranks", len(host_of), "--cases", cases, "--seed", SEED, *options]
@@ -20,7 +20,7 @@ def run_conformance(hosts: list[Host], host_of: list[int], cases: int, *options)
 
 
 def conformance(hosts: list[Host], host_of: list[int], cases: int, *options) -> None:
-    """All cases must pass."""
+    """Fails unless all cases run and pass."""
     finished = run_conformance(hosts, host_of, cases, *options)
     closing = re.search(r"^conformance: P=\d+ cases=(\d+) failed=(\d+)", finished.output, re.M)
     assert finished.returncode == 0, finished.output[-4000:]

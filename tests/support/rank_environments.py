@@ -1,9 +1,9 @@
-"""Where the ranks of a job run on virtual hosts, and what a launcher would tell them.
+"""The host and the environment of each rank of a job on virtual hosts, as a launcher would set them.
 
     for host, environment in rank_environments(hosts, [2, 1]):
         host.start([sys.executable, "rank.py"], env=environment)
 
-A layout is the number of ranks on each host. Ranks of one host follow each other.
+A layout is the number of ranks on each host. Ranks of one host are consecutive.
 """
 
 import os
@@ -13,22 +13,22 @@ from support.virtual_hosts import Host
 
 PORT = 29500
 
-# What a launcher would set; ours must not be those of whoever started this.
+# Variables of the launcher that started this process are not passed on.
 FOREIGN = ("PMI_RANK", "PMI_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 def rank_environments(
     hosts: list[Host], layout: list[int], port: int = PORT, **more: str
 ) -> Iterator[tuple[Host, dict[str, str]]]:
-    """The host and the environment of every rank; the store is with the first."""
+    """Yields the host and the environment of every rank; the store is on the first host."""
     kept = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     common = {
         "WORLD_SIZE": str(sum(layout)),
         "MASTER_ADDR": hosts[0].address,
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "eth0",  # else Gloo takes what the host's name resolves to
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of addresses that no name server knows
+        "GLOO_SOCKET_IFNAME": "eth0",  # else Gloo takes the address that the host name resolves to
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns about addresses without a name
     }
     rank = 0
     for host, count in zip(hosts, layout, strict=True):

@@ -1,11 +1,11 @@
 """Runs a function on N ranks in real processes, and scripts in fresh interpreters.
 
 run_ranks(3, check_something, argument) calls check_something(rank, size, argument) in three
-processes in which the group "ccl" exists, and returns what they returned. Processes come from a
-server that has torch loaded already, so that a run takes tenths of a second, not many seconds.
-`prepare`, if given, is called with the rank before the group exists; `group` are further arguments
-of init_process_group().
-No run outlives its bound: a rank that is late prints its Python stack and ends.
+processes with an initialised process group of backend "ccl", and returns their return values. The
+processes are forked from a server that has imported torch, so a run takes tenths of a second.
+`prepare`, if given, is called with the rank before init_process_group(); `group` holds further
+arguments of init_process_group().
+Every run has a time limit: a rank that exceeds it prints its Python stack and exits.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _context.set_forkserver_preload(["torch", "torch_ccl"])
 
 
 class Rank:
-    """A rank as the test sees it: its process, and what it returned or how it failed."""
+    """The test's view of a rank: its process, and its return value or how it failed."""
 
     def __init__(self, process, connection):
         self.process = process
@@ -42,12 +42,12 @@ class Rank:
     def finish(self, deadline: float) -> None:
         try:
             if not self._connection.poll(max(0, deadline - time.monotonic())):
-                self.failure = "was still running at the end of its time"
+                self.failure = "did not finish within its time limit"
             else:
                 self.value, self.failure = self._connection.recv()
         except EOFError:
             self.process.join(5)
-            self.failure = f"ended without a word, exit code {self.process.exitcode}"
+            self.failure = f"exited without a result, exit code {self.process.exitcode}"
         self.process.join(max(1, deadline - time.monotonic()))
 
 
@@ -83,7 +83,7 @@ def _rank_main(rank, size, store, bound_s, prepare, group, function, args, conne
 
 @contextlib.contextmanager
 def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None, group=None):
-    """Starts the ranks; on leaving they are waited for, and then have .value or .failure."""
+    """Starts the ranks. Leaving the block waits for them; then each has .value or .failure."""
     deadline = time.monotonic() + bound_s + 5
     ranks = []
     with tempfile.TemporaryDirectory() as directory:
@@ -118,7 +118,7 @@ def run_ranks(size: int, function, *args, **options) -> list:
 
 
 def start_script(script: str, *args: str, **environment: str) -> subprocess.Popen:
-    """A fresh interpreter that runs `script`; for what a forked process cannot show."""
+    """Starts a new interpreter that runs `script`, for tests that a forked process cannot do."""
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", script, *args],
         stdout=subprocess.PIPE,
@@ -129,7 +129,7 @@ def start_script(script: str, *args: str, **environment: str) -> subprocess.Pope
 
 
 def run_script(script: str, *args: str, **environment: str) -> str:
-    """Returns what it printed; it must end well."""
+    """Returns the script's stdout; its exit code must be 0."""
     process = start_script(script, *args, **environment)
     try:
         out, err = process.communicate(timeout=BOUND_S)

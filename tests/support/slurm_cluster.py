@@ -208,7 +208,7 @@ def end_all(host: Host) -> None:
     """Whatever runs there, and what that starts while it is being ended."""
 
     def is_empty() -> bool:
-        pids = set(host.pids()) - {host.keeper.pid}
+        pids = set(host.pids()) - {host.holder.pid}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

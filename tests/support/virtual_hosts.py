@@ -1,13 +1,13 @@
-"""Several hosts on one machine, for tests of traffic between hosts. Needs root and iproute2.
+"""Virtual hosts on one machine, for tests of traffic between hosts. Needs root and iproute2.
 
     with virtual_hosts(2, rate="1gbit") as hosts:
         hosts[0].start(["python", "rank.py"], env=...)
-        hosts[1].cut()
+        hosts[1].link_down()
 
-A host is a network namespace with a cable to one switch, and with its own host name, IPC objects,
-/dev/shm, /etc/hosts and boot_id. Files, processes and cores are the machine's. Nothing leaves the
-namespaces made here, and all of it is gone at the end, also what still runs on a host. Hosts may
-have further cables, to switches of their own: eth1 of all of them is one network, and so on.
+A host is a network namespace that is connected to a bridge by a veth pair, with its own host name,
+IPC objects, /dev/shm, /etc/hosts and boot_id. Files, processes and cores are the machine's. No
+packet leaves the namespaces. At the end the namespaces are removed and every process in them is
+killed. With `networks` > 1 hosts have more interfaces: all eth1 form a second network, and so on.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-NETWORK = "10.77"  # of which each network is a part
+NETWORK = "10.77"  # prefix of the IPv4 networks
 KINDS = ("net", "uts", "ipc", "mnt")  # the namespaces of a host
 READY_S = 10.0
 CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
-_networks = itertools.count(1)  # a process may have several, which know nothing of each other
+_networks = itertools.count(1)  # a process may have several at once
 
 
 def command(*words: str) -> None:
@@ -38,18 +38,18 @@ def command(*words: str) -> None:
 
 
 def enter_namespace(path: str) -> None:
-    """Moves this thread to the namespace that the file stands for."""
+    """Moves this thread into the namespace with this file."""
     with Path(path).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) != 0:
             raise OSError(ctypes.get_errno(), f"setns {path}")
 
 
 def shape(namespace: str, device: str, rate: str | None) -> None:
-    """Limits what leaves a device; `rate` as tc writes it, such as 1gbit."""
+    """Limits the egress rate of a device; `rate` in the syntax of tc, such as 1gbit."""
     inside = ["ip", "netns", "exec", namespace, "tc", "qdisc"]
     subprocess.run([*inside, "del", "dev", device, "root"], capture_output=True, timeout=30)
     if rate:
-        # A queue of 2 MB is 16 ms at 1 Gbit/s, as in a port of a switch.
+        # A queue of 2 MB, 16 ms at 1 Gbit/s, is typical of a switch port.
         bucket = ["tbf", "rate", rate, "burst", "320k", "limit", "2m"]
         command(*inside, "add", "dev", device, "root", *bucket)
 
@@ -61,7 +61,7 @@ class Host:
     switch: str
     namespace: str
     directory: Path
-    keeper: subprocess.Popen | None = None  # holds the namespaces
+    holder: subprocess.Popen | None = None  # keeps the namespaces alive
     _started: list[subprocess.Popen] = field(default_factory=list)
 
     @property
@@ -79,18 +79,18 @@ class Host:
 
     @property
     def path(self) -> str:
-        """The file that stands for its network."""
+        """The file of its network namespace."""
         return f"/run/netns/{self.namespace}"
 
     @property
     def _port(self) -> str:
         return f"port{self.number}-0"
 
-    def appear(self) -> None:
+    def create(self) -> None:
         command("ip", "netns", "add", self.namespace)
         command("ip", "-n", self.namespace, "link", "set", "lo", "up")
 
-    def plug_in(self, network: int, families: tuple[int, ...]) -> None:
+    def connect(self, network: int, families: tuple[int, ...]) -> None:
         device, port, switch = f"eth{network}", f"port{self.number}-{network}", f"switch{network}"
         pair = ["type", "veth", "peer", "name", device, "netns", self.namespace]
         command("ip", "-n", self.switch, "link", "add", port, *pair)
@@ -98,13 +98,13 @@ class Host:
         inside = ["ip", "-n", self.namespace]
         command(*inside, "link", "set", device, "up")
         for family in families:
-            # Else IPv6 first asks for a second whether somebody else has the address.
+            # Without nodad, IPv6 spends a second on duplicate address detection.
             length, flags = (64, ["nodad"]) if family == 6 else (24, [])
             address = f"{self.address_in(network, family)}/{length}"
             command(*inside, "addr", "add", address, "dev", device, *flags)
 
     def set_names(self, *lines: str) -> None:
-        """What its /etc/hosts says besides localhost."""
+        """Sets the lines of its /etc/hosts, besides localhost."""
         self._names.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
 
     @property
@@ -116,7 +116,7 @@ class Host:
         own.mkdir(parents=True)
         self.set_names(*names)
         (own / "boot_id").write_text(f"{uuid.uuid4()}\n")
-        (own / "resolv.conf").write_text("# names come from /etc/hosts alone\n")
+        (own / "resolv.conf").write_text("# names are resolved by /etc/hosts alone\n")
         script = f"""
             hostname {self.name}
             mount -t tmpfs -o mode=1777 tmpfs /dev/shm
@@ -125,52 +125,52 @@ class Host:
             mount --bind {own}/boot_id /proc/sys/kernel/random/boot_id
             touch {own}/ready
             exec sleep infinity"""
-        dying_with_us = ["setpriv", "--pdeathsig", "KILL"]
+        die_with_parent = ["setpriv", "--pdeathsig", "KILL"]
         network = ["nsenter", f"--net={self.path}"]
         others = ["unshare", "--uts", "--ipc", "--mount", "--propagation", "private"]
-        self.keeper = subprocess.Popen(
-            [*dying_with_us, *network, *others, "sh", "-ec", script],
+        self.holder = subprocess.Popen(
+            [*die_with_parent, *network, *others, "sh", "-ec", script],
             stderr=subprocess.PIPE,
             text=True,
         )
         end = time.monotonic() + READY_S
         while not (own / "ready").exists():
-            if self.keeper.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{self.name} does not start: {self.keeper.communicate()[1]}")
+            if self.holder.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{self.name} did not start: {self.holder.communicate()[1]}")
             time.sleep(0.01)
 
     def container(self, name: str) -> "Host":
-        """Has this host's network, and all else of its own. Ends with this host."""
+        """A container on this host: shares its network namespace, has its own host name, IPC and mounts."""
         other = replace(self, name=name, _started=[])
         other.boot()
-        self._started.append(other.keeper)
+        self._started.append(other.holder)
         return other
 
     def inside(self, words: list[str]) -> list[str]:
-        """The command line that runs another one here, in the current directory."""
+        """The command line that runs `words` on this host, in the current directory."""
         flags = {"mnt": "mount"}
-        namespaces = [f"--{flags.get(k, k)}=/proc/{self.keeper.pid}/ns/{k}" for k in KINDS]
+        namespaces = [f"--{flags.get(k, k)}=/proc/{self.holder.pid}/ns/{k}" for k in KINDS]
         return ["nsenter", *namespaces, f"--wd={Path.cwd()}", "--", *words]
 
     def start(self, words: list[str], **options) -> subprocess.Popen:
-        """As subprocess.Popen, in a session of its own; killed at the latest with the host."""
+        """subprocess.Popen on this host, in a new session. shut_down() kills it."""
         process = subprocess.Popen(self.inside(words), start_new_session=True, **options)
         self._started.append(process)
         return process
 
     def run(self, *words: str) -> str:
-        """What a short command prints; it must end well."""
+        """Returns the stdout of a short command; its exit code must be 0."""
         finished = subprocess.run(
             self.inside(list(words)), capture_output=True, text=True, timeout=60
         )
         assert finished.returncode == 0, f"{words} on {self.name}: {finished.stderr}"
         return finished.stdout
 
-    def cut(self) -> None:
-        """Pulls the cable: no answer, no end of any connection."""
+    def link_down(self) -> None:
+        """Takes the link down: packets are lost, and no connection is closed."""
         command("ip", "-n", self.switch, "link", "set", self._port, "down")
 
-    def join(self) -> None:
+    def link_up(self) -> None:
         command("ip", "-n", self.switch, "link", "set", self._port, "up")
 
     def set_rate(self, rate: str | None) -> None:
@@ -178,19 +178,19 @@ class Host:
         shape(self.switch, self._port, rate)
 
     def set_congestion_control(self, name: str) -> None:
-        """Of connections made from now on. A host may have those that the machine allows."""
+        """Applies to new connections. Only algorithms that the machine allows can be set."""
         self.run("sh", "-c", f"echo {name} > {CONTROL}")
 
     def congestion_control(self) -> str:
         return self.run("cat", CONTROL).strip()
 
     def sent_bytes(self, device: str = "eth0") -> int:
-        """Out of this host, since it was plugged in."""
+        """Bytes that this host has sent since it was connected."""
         (link,) = json.loads(self.run("ip", "-json", "-stats", "link", "show", device))
         return link["stats64"]["tx"]["bytes"]
 
     def pids(self) -> list[int]:
-        """Of all that runs here, whoever started it."""
+        """All processes in the network namespace."""
         words = ["ip", "netns", "pids", self.namespace]
         return [int(pid) for pid in subprocess.run(words, capture_output=True).stdout.split()]
 
@@ -198,7 +198,7 @@ class Host:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for process in (*self._started, *filter(None, [self.keeper])):
+        for process in (*self._started, *filter(None, [self.holder])):
             process.kill()
             process.wait()
         subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, timeout=30)
@@ -212,10 +212,10 @@ def virtual_hosts(
     *,
     networks: int = 1,
     families: tuple[int, ...] = (4,),
-    before_cables: Callable[[Host], None] = lambda host: None,
+    before_connect: Callable[[Host], None] = lambda host: None,
 ) -> Iterator[list[Host]]:
-    """They are called h1, h2, ... unless `names` says otherwise. `families` are those of their
-    addresses, 4 and 6; `before_cables` may give a host interfaces that come before eth0."""
+    """Host names are h1, h2, ... unless `names` is given. `families` are the address families, 4 and
+    6. `before_connect` is called before eth0 exists, and may add interfaces that precede it."""
     called = names or [f"h{k}" for k in range(1, count + 1)]
     prefix = f"tccl{os.getpid()}-{next(_networks)}"
     switch = f"{prefix}-switch"
@@ -232,15 +232,15 @@ def virtual_hosts(
                 command("ip", "-n", switch, "link", "add", device, "type", "bridge")
                 command("ip", "-n", switch, "link", "set", device, "up")
             for host in hosts:
-                host.appear()
-                before_cables(host)
+                host.create()
+                before_connect(host)
                 for network in range(networks):
-                    host.plug_in(network, families)
+                    host.connect(network, families)
                 host.boot(*known)
                 host.set_rate(rate)
             yield hosts
         finally:
-            with contextlib.ExitStack() as stack:  # each of them, whatever becomes of the others
+            with contextlib.ExitStack() as stack:  # shut down every host, even if one fails
                 stack.callback(
                     subprocess.run, ["ip", "netns", "del", switch], capture_output=True, timeout=30
                 )

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.launchers import WAYS, clean_environment
+from support.launchers import LAUNCHERS, clean_environment
 from support.launchers import run_script as run_by
 from support.ranks import run_script
 from torch.utils.data import DataLoader, TensorDataset
@@ -398,11 +398,11 @@ sys.stdout.write(f"{tile.rank} of {dist.get_world_size()}: {len(tile.train_sampl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["torchrun", "MPICH"])
-def test_other_launchers(way, tmp_path):
+@pytest.mark.parametrize("launcher", ["torchrun", "MPICH"])
+def test_other_launchers(launcher, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OTHERS_START_IT)
-    said = [rank.out for rank in run_by(WAYS[way], script)]
+    said = [rank.out for rank in run_by(LAUNCHERS[launcher], script)]
     assert said == [f"{rank} of 2: 4 samples\n" for rank in range(SIZE)]
 
 

@@ -1,7 +1,8 @@
-"""make compat DOCS=<directory>: the documents' scripts and command lines, as they stand there.
+"""make compat DOCS=<directory>: runs the scripts and command lines of documents, unchanged.
 
-Nothing of the documents is kept: what runs is cut out of them when this runs. documents.py says
-what is changed; here stands what there is, how it is started, and what it must print.
+The documents are no part of this repository: scripts are extracted from them at run time.
+tests/support/documents.py lists the changes to them; this file lists the scripts, how each is
+started and which check its output must pass.
 """
 
 import argparse
@@ -51,9 +52,9 @@ from support.launchers import (
     INTEL_MPI,
     MPICH,
     OPEN_MPI,
-    WAYS,
+    LAUNCHERS,
     Finished,
-    Way,
+    Launcher,
     by_python,
     clean_environment,
     fixed_port,
@@ -67,7 +68,7 @@ from torch_ccl.agent.cores import cores
 
 SCRIPTS_HERE = Path(__file__).parent / "scripts"
 
-# ---- scripts, which run in every way
+# ---- scripts, run with every launcher
 
 
 class Script(NamedTuple):
@@ -89,7 +90,7 @@ SCRIPTS = (
     Script(DDP_ON_DEVICE, DDP, document_checks.say_iterations),
 )
 
-GO_ALONE = (DDP_ON_CPU,)  # they say what to do where there is no launcher
+GO_ALONE = (DDP_ON_CPU,)  # scripts that also run without a launcher
 ALONE = {"no launcher": by_python}
 
 
@@ -98,11 +99,11 @@ def run_scripts(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
         if only not in script.name:
             continue
         text = cut(script.name, script.source, docs)
-        for way, launch in {**WAYS, **(ALONE if script.name in GO_ALONE else {})}.items():
-            yield script.name, way, partial(run_in_way, script, text, launch)
+        for launcher, launch in {**LAUNCHERS, **(ALONE if script.name in GO_ALONE else {})}.items():
+            yield script.name, launcher, partial(run_with, script, text, launch)
 
 
-def run_in_way(script: Script, text: str, launch: Way) -> None:
+def run_with(script: Script, text: str, launch: Launcher) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / script.name.split()[0]
         path.write_text(text)
@@ -110,7 +111,7 @@ def run_in_way(script: Script, text: str, launch: Way) -> None:
             script.check(run_script(launch, path, port=fixed_port(text)), text)
 
 
-# ---- command lines, which run where their files are, on virtual hosts
+# ---- command lines, run on virtual hosts in the directory of their files
 
 
 class Line(NamedTuple):
@@ -275,10 +276,10 @@ def run_scaling(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
         (SCALING_ON_CPU, "two cores", ["cpu", "cpu"]),
         (SCALING_ON_DEVICE, "two devices", ["standin:0", "standin:1"]),
     )
-    for name, way, devices in rows:
+    for name, title, devices in rows:
         if only in name:
             text = compose(name, "002", SCALING_PIECES, docs)
-            yield name, way, partial(scale, text, variables(name), devices)
+            yield name, title, partial(scale, text, variables(name), devices)
 
 
 def scale(text: str, environment: dict[str, str], devices: list[str]) -> None:
@@ -297,7 +298,7 @@ def scale(text: str, environment: dict[str, str], devices: list[str]) -> None:
 
 
 def print_changes(name: str) -> None:
-    """Of a line, and of the script that it starts."""
+    """The changes to a command line and to the script that it starts."""
     for changed in (name, *(line.script for line in LINES if line.name == name)):
         for change in all_changes(changed):
             print(textwrap.indent(change, "    "))
@@ -320,13 +321,13 @@ def main() -> int:
     results, last = [], ""
     try:
         for kind in (run_scripts, run_lines, run_spawning, run_scaling, run_installs, run_batch):
-            for name, way, run in kind(given.docs, given.only):
+            for name, title, run in kind(given.docs, given.only):
                 if name != last:
                     print(name)
                     print_changes(name)
                     last = name
                 results.append(passes(run))
-                print(f"    {way:<20}{'passed' if results[-1] else 'FAILED'}", flush=True)
+                print(f"    {title:<20}{'passed' if results[-1] else 'FAILED'}", flush=True)
     except AssertionError as error:
         parser.error(str(error))
     print(f"{results.count(True)} passed, {results.count(False)} failed")

@@ -23,9 +23,9 @@ from support.launchers import (
     MPICH,
     SIZE,
     SLURM_LABEL,
-    WAYS,
+    LAUNCHERS,
     Finished,
-    Way,
+    Launcher,
     by_labels,
     by_python,
     clean_environment,
@@ -163,7 +163,7 @@ QUICK = {
 }
 
 
-#: Two tasks of one node, for some scripts meet at a loopback address; options of srun.
+#: Options of srun. Two tasks on one node, because some scripts use a loopback MASTER_ADDR.
 STEPS = {
     "srun": (),
     "srun --mpi=pmi2": ("--mpi=pmi2",),
@@ -171,15 +171,15 @@ STEPS = {
 }
 
 
-def by_srun(slurm, options: tuple[str, ...]) -> Way:
+def by_srun(slurm, options: tuple[str, ...]) -> Launcher:
     step = ["srun", "--label", "-N", "1", "-n", str(SIZE), *options, sys.executable]
     return by_labels(slurm.login.inside(step), SLURM_LABEL, **slurm.environment())
 
 
 def pairs():
-    for way, row in itertools.product((*WAYS, *STEPS), ROWS):
-        marks = [] if (way, row) in QUICK else [pytest.mark.slow]
-        yield pytest.param(way, row, marks=marks)
+    for launcher, row in itertools.product((*LAUNCHERS, *STEPS), ROWS):
+        marks = [] if (launcher, row) in QUICK else [pytest.mark.slow]
+        yield pytest.param(launcher, row, marks=marks)
 
 
 @pytest.mark.parametrize(("launcher", "script"), list(pairs()))
@@ -187,13 +187,13 @@ def test_script(launcher, script, tmp_path, launch_table, request, monkeypatch):
     launch_table(launcher, script)
     for name, value in ROWS[script].environment().items():
         monkeypatch.setenv(name, value)
-    if launcher in WAYS:
-        way = WAYS[launcher]
+    if launcher in LAUNCHERS:
+        launch = LAUNCHERS[launcher]
     else:
-        way = by_srun(request.getfixturevalue("slurm"), STEPS[launcher])
+        launch = by_srun(request.getfixturevalue("slurm"), STEPS[launcher])
     row, port = ROWS[script], free_port()
     arguments = [word.format(port=port, directory=tmp_path) for word in row.arguments]
-    ranks = run_script(way, SCRIPTS / row.script, *arguments, port=port)
+    ranks = run_script(launch, SCRIPTS / row.script, *arguments, port=port)
     row.check(ranks, tmp_path)
 
 

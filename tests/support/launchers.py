@@ -1,9 +1,9 @@
-"""Starts a script on two ranks in the ways its users do, and keeps the ranks' outputs apart.
+"""Starts a script on two ranks with each launcher, and separates the output of the ranks.
 
-run_script(WAYS["torchrun"], path) returns one Finished per rank. A way is one row of WAYS: it gets
-a command line without the interpreter, a port that is free, and a directory into which it writes
-<rank>.stdout and <rank>.stderr; it returns the exit codes. Where a launcher brings the ranks
-together by itself, nothing is set but what it sets.
+run_script(LAUNCHERS["torchrun"], path) returns one Finished per rank. A launcher is a row of
+LAUNCHERS: a function that gets a command line without the interpreter, a free port and a directory.
+It writes <rank>.stdout and <rank>.stderr there and returns the exit codes. It sets no variable
+that the real launcher sets itself.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from typing import NamedTuple
 BOUND_S = 100
 SIZE = 2
 
-# How the names begin that a launcher sets: ours must not be those of whoever runs the tests.
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_", "PMI", "MPI_", "OMPI_", "SLURM_", "MASTER_")
-#: With it, a line and its end are two pieces, between which launchers put those of other ranks.
-PIECES = "PYTHONUNBUFFERED"
+# Prefixes of variables that launchers set. Those of the launcher of the tests are not passed on.
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "PMI", "MPI_", "OMPI_", "SLURM_", "MASTER_")
+#: With it, a line and its newline are two writes, and launchers mix writes of several ranks.
+UNBUFFERED = "PYTHONUNBUFFERED"
 
-Way = Callable[[list[str], int, Path], list[int | None]]
+Launcher = Callable[[list[str], int, Path], list[int | None]]
 
 
 class Finished(NamedTuple):
-    """One rank that has ended well: what it printed."""
+    """The output of a rank that exited with 0."""
 
     rank: int
     out: str
@@ -45,14 +45,14 @@ def free_port() -> int:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    foreign = (*PLACE, PIECES)
+    foreign = (*RANK_VARIABLES, UNBUFFERED)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {"OMP_NUM_THREADS": "1", **kept, **more}
 
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen):
-    """When the block is left the process has ended; torchrun is asked, to end its ranks too."""
+    """Leaving the block ends the process: SIGTERM first, so that torchrun ends its ranks too."""
     try:
         yield process
     finally:
@@ -65,7 +65,7 @@ def ended(process: subprocess.Popen):
 
 
 def wait(process: subprocess.Popen, deadline: float) -> int | None:
-    """The exit code; None if it has not ended in time."""
+    """The exit code; None if the process still runs at the deadline."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(max(0.1, deadline - time.monotonic()))
     return None
@@ -90,11 +90,11 @@ def wait_for_all(processes: list[subprocess.Popen]) -> list[int | None]:
         return [wait(process, deadline) for process in processes]
 
 
-# ---- ranks that somebody numbers
+# ---- launchers that set rank and size
 
 
-def by_torchrun(agents: int) -> Way:
-    """Agents that stand for one host each share the ranks."""
+def by_torchrun(agents: int) -> Launcher:
+    """`agents` torchrun agents, one for each simulated host, share the ranks."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         def agent(node: int) -> subprocess.Popen:
@@ -115,8 +115,8 @@ def by_torchrun(agents: int) -> Way:
     return launch
 
 
-def by_hand(rank_name: str, size_name: str) -> Way:
-    """One process per rank, each told its place by these variables."""
+def by_hand(rank_name: str, size_name: str) -> Launcher:
+    """One process per rank, with rank and size in these variables."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -131,11 +131,11 @@ def by_hand(rank_name: str, size_name: str) -> Way:
 
 
 def by_python(command: list[str], port: int, logs: Path) -> list[int | None]:
-    """By nobody: one process, which is told nothing."""
+    """No launcher: one process, no variables."""
     return wait_for_all([start([sys.executable, *command], logs, "0")])
 
 
-# ---- launchers that label what the ranks print
+# ---- launchers that label the output of ranks
 
 HYDRA_LABEL = re.compile(r"\[(\d+)\] ?(.*)")
 SLURM_LABEL = re.compile(r"(\d+): ?(.*)")
@@ -144,30 +144,30 @@ MPICH = "mpiexec.hydra"
 INTEL_MPI = str(Path(sys.prefix) / "intel-mpi/bin/mpiexec.hydra")
 OPEN_MPI = "mpirun.openmpi"
 TORCH_CCL = str(Path(sys.executable).parent / "torch-ccl")
-#: More ranks than cores, and root: both are refused else.
+#: Open MPI refuses more ranks than cores, and root, without these.
 OPEN_MPI_OPTIONS = ("--oversubscribe", "--allow-run-as-root")
 
 
 def split_by_label(text: str, label: re.Pattern) -> dict[str, str]:
-    """What each rank printed; under "launcher" stands what has no label."""
+    """The output of each rank; lines without a label are under "launcher"."""
     lines = defaultdict(str)
     for line in text.splitlines():
         match = label.fullmatch(line)
-        rank, said = match.groups() if match else ("launcher", line)
-        lines[rank] += said + "\n"
+        rank, output = match.groups() if match else ("launcher", line)
+        lines[rank] += output + "\n"
     return lines
 
 
-def by_labels(words: list[str], label: re.Pattern, **environment: str) -> Way:
-    """The words are followed by a command line."""
+def by_labels(words: list[str], label: re.Pattern, **environment: str) -> Launcher:
+    """`words` precede the command line of a rank."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         codes = wait_for_all([start([*words, *command], logs, "all", **environment)])
         for stream in ("stdout", "stderr"):
             path = logs / f"all.{stream}"
-            said = split_by_label(path.read_text(), label)
-            for name in {*said, *map(str, range(SIZE))}:
-                (logs / f"{name}.{stream}").write_text(said[name])
+            output = split_by_label(path.read_text(), label)
+            for name in {*output, *map(str, range(SIZE))}:
+                (logs / f"{name}.{stream}").write_text(output[name])
             path.unlink()
         return codes
 
@@ -175,7 +175,7 @@ def by_labels(words: list[str], label: re.Pattern, **environment: str) -> Way:
 
 
 def by_open_mpi(command: list[str], port: int, logs: Path) -> list[int | None]:
-    """Its labels come between the pieces that a rank prints; but it also writes files."""
+    """Open MPI puts labels inside of lines, so this reads the files that it writes for each rank."""
     options = [*OPEN_MPI_OPTIONS, "--output-filename", str(logs / "ranks"), "-n", str(SIZE)]
     codes = wait_for_all([start([OPEN_MPI, *options, sys.executable, *command], logs, "all")])
     for log in logs.glob("ranks/1/rank.*/std*"):
@@ -183,7 +183,7 @@ def by_open_mpi(command: list[str], port: int, logs: Path) -> list[int | None]:
     return codes
 
 
-WAYS: dict[str, Way] = {
+LAUNCHERS: dict[str, Launcher] = {
     "torchrun": by_torchrun(1),
     "torchrun, 2 agents": by_torchrun(2),
     "by hand": by_hand("RANK", "WORLD_SIZE"),
@@ -195,19 +195,21 @@ WAYS: dict[str, Way] = {
 }
 
 
-def run_script(way: Way, script: Path, *args: str, port: int | None = None) -> list[Finished]:
-    """Every rank must end well, within BOUND_S."""
+def run_script(
+    launcher: Launcher, script: Path, *args: str, port: int | None = None
+) -> list[Finished]:
+    """Every rank must exit with 0, within BOUND_S."""
     with tempfile.TemporaryDirectory() as directory:
         logs = Path(directory)
-        codes = way([str(script), *args], port or free_port(), logs)
-        said = {path.name: path.read_text() for path in sorted(logs.glob("*.std*"))}
+        codes = launcher([str(script), *args], port or free_port(), logs)
+        outputs = {path.name: path.read_text() for path in sorted(logs.glob("*.std*"))}
     if any(code != 0 for code in codes):
-        raise AssertionError(f"exit codes {codes}\n" + "\n".join(filter(None, said.values())))
-    ranks = range(1 if way is by_python else SIZE)
-    return [Finished(r, said[f"{r}.stdout"], said[f"{r}.stderr"]) for r in ranks]
+        raise AssertionError(f"exit codes {codes}\n" + "\n".join(filter(None, outputs.values())))
+    ranks = range(1 if launcher is by_python else SIZE)
+    return [Finished(r, outputs[f"{r}.stdout"], outputs[f"{r}.stderr"]) for r in ranks]
 
 
 def fixed_port(text: str) -> int | None:
-    """The port that a script sets itself: a launcher that opens one must be told the same."""
+    """The port that a script sets itself; a launcher that opens a port must use the same."""
     match = re.search(r"MASTER_PORT\W+(\d+)", text)
     return int(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""The host and the environment of each rank of a job on virtual hosts, as a launcher would set them.
+"""The host and the environment of each rank on virtual hosts, as a launcher sets them.
 
     for host, environment in rank_environments(hosts, [2, 1]):
         host.start([sys.executable, "rank.py"], env=environment)

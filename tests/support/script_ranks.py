@@ -1,11 +1,11 @@
-"""Scripts as ranks on virtual hosts: one process each, started as a launcher would.
+"""Runs a script on ranks on virtual hosts: one new interpreter each, started as by a launcher.
 
     with started_ranks(hosts, [2, 1], SCRIPT) as ranks:
         ranks[2].process.kill()
-        assert "rank 2" in ranks[0].hear()["message"]
+        assert "rank 2" in ranks[0].wait_for_report()["message"]
 
-A script finds torch, dist, `rank`, `size` and the default group made; say(name=value) is heard by
-the test. BACKEND in the environment puts another backend in our place, to try a test itself.
+A script has torch, dist, `rank`, `size` and an initialised default group; report(name=value) sends
+a value to the test. BACKEND in the environment names another backend, to check a test itself.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 import torch_ccl
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-def say(**facts):
+def report(**facts):
     sys.stdout.write(json.dumps(facts) + "\\n")
     sys.stdout.flush()
 dist.init_process_group("BACKEND", timeout=timedelta(seconds=30))
@@ -48,18 +48,18 @@ class Rank:
     out: Path
     err: Path
 
-    def said(self) -> list[dict]:
+    def reports(self) -> list[dict]:
         *whole, _ = self.out.read_text().split("\n")
         return [json.loads(line) for line in whole]
 
-    def hear(self, count: int = 1, bound_s: float = BOUND_S) -> dict:
-        """What it says as the count-th."""
+    def wait_for_report(self, count: int = 1, bound_s: float = BOUND_S) -> dict:
+        """Waits for the count-th report of the rank."""
         end = time.monotonic() + bound_s
-        while len(said := self.said()) < count:
-            assert self.process.poll() is None, f"rank {self.number} ended\n{self.err.read_text()}"
-            assert time.monotonic() < end, f"rank {self.number} says {said}, and no more"
+        while len(reports := self.reports()) < count:
+            assert self.process.poll() is None, f"rank {self.number} exited\n{self.err.read_text()}"
+            assert time.monotonic() < end, f"rank {self.number} reported only {reports}"
             time.sleep(0.01)
-        return said[count - 1]
+        return reports[count - 1]
 
     def finish(self, bound_s: float = BOUND_S) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -72,7 +72,7 @@ class Rank:
 def started_ranks(
     hosts: list[Host], layout: list[int], script: str, **environment: str
 ) -> Iterator[list[Rank]]:
-    """Ends what is left of them."""
+    """Leaving the block kills ranks that still run."""
     prelude = PRELUDE.replace("BOUND_S", str(BOUND_S)).replace("BACKEND", BACKEND)
     ranks: list[Rank] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -94,8 +94,8 @@ def started_ranks(
 def run_ranks(
     hosts: list[Host], layout: list[int], script: str, **environment: str
 ) -> list[list[dict]]:
-    """What the ranks said; all must end well."""
+    """Returns the reports of every rank; every rank must exit with 0."""
     with started_ranks(hosts, layout, script, **environment) as ranks:
         for rank in ranks:
             rank.finish()
-        return [rank.said() for rank in ranks]
+        return [rank.reports() for rank in ranks]

@@ -140,7 +140,7 @@ class Host:
             time.sleep(0.01)
 
     def container(self, name: str) -> "Host":
-        """A container on this host: shares its network namespace, has its own host name, IPC and mounts."""
+        """A container: shares this host's network, has its own host name, IPC and mounts."""
         other = replace(self, name=name, _started=[])
         other.boot()
         self._started.append(other.holder)
@@ -214,8 +214,8 @@ def virtual_hosts(
     families: tuple[int, ...] = (4,),
     before_connect: Callable[[Host], None] = lambda host: None,
 ) -> Iterator[list[Host]]:
-    """Host names are h1, h2, ... unless `names` is given. `families` are the address families, 4 and
-    6. `before_connect` is called before eth0 exists, and may add interfaces that precede it."""
+    """Host names are h1, h2, ... unless `names` is given. `families` are the address families (4, 6).
+    `before_connect` is called before eth0 exists, and may add interfaces that precede it."""
     called = names or [f"h{k}" for k in range(1, count + 1)]
     prefix = f"tccl{os.getpid()}-{next(_networks)}"
     switch = f"{prefix}-switch"

@@ -50,9 +50,9 @@ from support.documents import (
 from support.launchers import (
     BOUND_S,
     INTEL_MPI,
+    LAUNCHERS,
     MPICH,
     OPEN_MPI,
-    LAUNCHERS,
     Finished,
     Launcher,
     by_python,
@@ -82,12 +82,12 @@ EXAMPLE = Source("001", ("import",), "example.py")
 PROFILING = Source("001", ("import",), "profiling.py")
 DDP = Source("002", ("DDP(model",), "`Example_DDP.py`")
 SCRIPTS = (
-    Script("demo.py", DEMO, document_checks.say_nothing),
-    Script("example.py", EXAMPLE, document_checks.say_place),
-    Script("profiling.py", PROFILING, document_checks.say_place_and_profile),
-    Script(TRAINING, Source("003", ("def sync_gradients",)), document_checks.say_same_weights),
-    Script(DDP_ON_CPU, DDP, document_checks.say_iterations),
-    Script(DDP_ON_DEVICE, DDP, document_checks.say_iterations),
+    Script("demo.py", DEMO, document_checks.print_nothing),
+    Script("example.py", EXAMPLE, document_checks.print_rank),
+    Script("profiling.py", PROFILING, document_checks.print_rank_and_profile),
+    Script(TRAINING, Source("003", ("def sync_gradients",)), document_checks.print_same_weights),
+    Script(DDP_ON_CPU, DDP, document_checks.print_iterations),
+    Script(DDP_ON_DEVICE, DDP, document_checks.print_iterations),
 )
 
 GO_ALONE = (DDP_ON_CPU,)  # scripts that also run without a launcher
@@ -135,7 +135,7 @@ LINES = (
         1,
         "example.py",
         EXAMPLE,
-        document_checks.say_places,
+        document_checks.print_ranks,
     ),
     Line(
         PROFILING_LINE,
@@ -143,7 +143,7 @@ LINES = (
         1,
         "profiling.py",
         PROFILING,
-        document_checks.say_profiles,
+        document_checks.print_profiles,
     ),
     Line(
         "mpiexec of ptdist.py",
@@ -151,7 +151,7 @@ LINES = (
         2,
         "ptdist.py",
         Source("003", ("'ptdist.py'",)),
-        document_checks.says_same,
+        document_checks.print_shown_lines,
     ),
     Line(
         DDP_LINE,
@@ -159,7 +159,7 @@ LINES = (
         1,
         DDP_ON_DEVICE,
         DDP,
-        document_checks.say_labelled_iterations,
+        document_checks.print_labelled_iterations,
     ),
 )
 MPIS = {"MPICH": MPICH, "Intel MPI": INTEL_MPI}
@@ -239,7 +239,7 @@ def submit(docs: Path) -> None:
         finished = slurm.run("bash", "-euc", line, cwd=directory, PATH=path, **variables(BATCH))
         assert finished.code == 0, finished
         (out,) = directory.glob("*.out")
-        document_checks.say_hosts(out.read_text().splitlines())
+        document_checks.print_hosts(out.read_text().splitlines())
 
 
 # ---- a program that starts its ranks itself

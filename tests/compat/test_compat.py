@@ -1,4 +1,4 @@
-"""Scripts that make the calls of the documents' scripts, started in the same ways."""
+"""Scripts with the same calls as the documents' scripts, started by the same launchers."""
 
 import itertools
 import json
@@ -14,16 +14,16 @@ from typing import NamedTuple
 import pytest
 import torch
 from support import document_checks, profile_table, standin_device
-from support.document_checks import Ran, have_not_grown, have_settings, says_same
+from support.document_checks import Ran, have_not_grown, have_settings, print_shown_lines
 from support.documents import END, Addition, Edit, Move, Source, blocks, changed, commands, find
 from support.launchers import (
     BOUND_S,
     HYDRA_LABEL,
     INTEL_MPI,
+    LAUNCHERS,
     MPICH,
     SIZE,
     SLURM_LABEL,
-    LAUNCHERS,
     Finished,
     Launcher,
     by_labels,
@@ -39,20 +39,20 @@ from support.mpi_hosts import run_over_hosts
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-# ---- every script by every launcher
+# ---- every script with every launcher
 
 
-def says_place(ranks: list[Finished], directory: Path) -> None:
+def prints_rank_and_size(ranks: list[Finished], directory: Path) -> None:
     for rank, out, err in ranks:
-        place, gradient = out.splitlines()
-        # Each of two agents of torchrun stands for a host.
-        assert place in {f"{rank} of 2, locally {local}" for local in (rank, 0)}
+        ranks_line, gradient = out.splitlines()
+        # Each of two torchrun agents counts as one host.
+        assert ranks_line in {f"{rank} of 2, locally {local}" for local in (rank, 0)}
         assert gradient == str([[0.5] * 3] * 2)  # the mean of the inputs 0 and 1
         assert not err, err
 
 
 def has_trained(ranks: list[Finished], directory: Path) -> None:
-    """To what one process comes that has the data of all ranks."""
+    """The result is that of one process with the data of all ranks."""
     expected_losses, expected_weights = trained_alone(len(ranks))
     said = [rank.out.splitlines() for rank in ranks]
     assert len({weights for _, weights in said}) == 1, said
@@ -104,7 +104,7 @@ def has_shared_gradients(ranks: list[Finished], directory: Path) -> None:
     assert len(outs) == 1, outs
     before, after = outs.pop().splitlines()
     assert before.startswith("before ") and after.startswith("after ")
-    assert before.split()[1] != after.split()[1], "nothing was learnt"
+    assert before.split()[1] != after.split()[1], "the weights did not change"
 
 
 def has_seen_all_samples(lines: list[str], directory: Path) -> None:
@@ -139,7 +139,7 @@ def with_devices() -> dict[str, str]:
 
 
 ROWS = {
-    "place": Row("print_rank.py", says_place, ("{port}",)),
+    "rank and size": Row("print_rank.py", prints_rank_and_size, ("{port}",)),
     "train": Row("train.py", has_trained),
     "train on devices": Row("train.py", has_trained, ("standin",), with_devices),
     "profile": Row("profile_sums.py", shows_profile),
@@ -153,12 +153,12 @@ ROWS = {
         "epochs.py", has_run_epochs, ("{directory}", "--dist-url", "file://{directory}/store")
     ),
 }
-#: The others take part in `make test-all`.
+#: The other combinations run in `make test-all`.
 QUICK = {
     ("torchrun", "train"),
     ("by hand", "profile"),
-    ("MPICH", "place"),
-    ("Open MPI", "place"),
+    ("MPICH", "rank and size"),
+    ("Open MPI", "rank and size"),
     ("MPICH", "train on devices"),
 }
 
@@ -357,9 +357,9 @@ def test_commands():
     shown = find(Source("", ("-hosts", "a.py")), found).text
     assert commands(shown) == "mpiexec -n 2 -ppn 1 -hosts left,right python a.py\n"
     ran = Ran(shown, MPICH, ["left", "right"], ["two", "one"], "")
-    says_same(ran)
+    print_shown_lines(ran)
     with pytest.raises(AssertionError):
-        says_same(ran._replace(lines=["one"]))
+        print_shown_lines(ran._replace(lines=["one"]))
     block = find(Source("", ("-np",)), found).text
     assert commands(block) == block and block.startswith("export X=1\nmpiexec")
 

@@ -175,7 +175,7 @@ def by_labels(words: list[str], label: re.Pattern, **environment: str) -> Launch
 
 
 def by_open_mpi(command: list[str], port: int, logs: Path) -> list[int | None]:
-    """Open MPI puts labels inside of lines, so this reads the files that it writes for each rank."""
+    """Reads the file that Open MPI writes for each rank: its labels stand inside of lines."""
     options = [*OPEN_MPI_OPTIONS, "--output-filename", str(logs / "ranks"), "-n", str(SIZE)]
     codes = wait_for_all([start([OPEN_MPI, *options, sys.executable, *command], logs, "all")])
     for log in logs.glob("ranks/1/rank.*/std*"):

@@ -214,7 +214,7 @@ def virtual_hosts(
     families: tuple[int, ...] = (4,),
     before_connect: Callable[[Host], None] = lambda host: None,
 ) -> Iterator[list[Host]]:
-    """Host names are h1, h2, ... unless `names` is given. `families` are the address families (4, 6).
+    """Host names are h1, h2, ... unless `names` is given. `families` are 4 and 6, for IPv4, IPv6.
     `before_connect` is called before eth0 exists, and may add interfaces that precede it."""
     called = names or [f"h{k}" for k in range(1, count + 1)]
     prefix = f"tccl{os.getpid()}-{next(_networks)}"

@@ -48,9 +48,12 @@ def test_calls_of_servers():
     "after, assertion",
     [
         ("", "assert is_ours(group)"),
-        ("serving_calls.is_ours = lambda group: True", "AssertionError: ccl has carried nothing"),
+        (
+            "serving_calls.is_ours = lambda group: True",
+            "AssertionError: ccl has started no operation",
+        ),
     ],
-    ids=["whose group it is", "who has carried something"],
+    ids=["class of the group", "which backend ran the operation"],
 )
 def test_without_the_variable(after, assertion):
     """It is what makes the difference: each of the two assertions fails by itself."""

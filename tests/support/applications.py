@@ -1,7 +1,7 @@
-"""The programs of this folder: how each is started on Gloo and on ccl, and what must hold then.
+"""The programs of tests/applications: how each is started on Gloo and on ccl, and its checks.
 
-finished(PROGRAMS[0], "ccl") returns the evidence that the program printed; see evidence.py.
-No program outlives its bound, and none leaves a process behind.
+finished(PROGRAMS[0], "ccl") returns the report that the program printed (training_report.py).
+Every program has a time limit, and its processes are killed at the end.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ PROGRAMS_DIR = ROOT / "tests/applications/programs"
 PYTHON = ENVIRONMENT / "bin/python"
 EXTENSIONS = ENVIRONMENT / "torch_extensions"  # of DeepSpeed, compiled by tools/setup.sh
 BOUND_S = 300
-ENDING_S = 10
+KILL_S = 10
 LOSS_TOLERANCE = 1e-5
 NOT_OURS = "AssertionError: the default group's CPU backend is ProcessGroupGloo"
 
-# Whoever runs the tests may have chosen a backend: that is not passed on.
+# Variables that choose a backend are not inherited from the caller.
 CHOICES = ("CCL_", "APPLICATION_", "PROCESS_GROUP_BACKEND", "DIST_BACKEND", "ACCELERATE_", "DS_")
 
 
@@ -42,7 +42,7 @@ def torchrun(script: Path, scratch: Path) -> list[str | Path]:
 
 
 def accelerate_launch(script: Path, scratch: Path) -> list[str | Path]:
-    """On CPUs accelerate starts several processes by mpirun only."""
+    """On CPUs accelerate starts several processes only through mpirun."""
     hosts = scratch / "hosts"
     hosts.write_text("localhost\nlocalhost\n")
     options = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
@@ -82,7 +82,7 @@ PROGRAMS = [
         gloo={"DIST_BACKEND": "gloo"},
         ccl={"DIST_BACKEND": "gloo", "CCL_REPLACE": "gloo"},
     ),
-    # It sees oneccl_bindings_for_pytorch and chooses ccl.
+    # DeepSpeed finds oneccl_bindings_for_pytorch and chooses ccl.
     Program(
         "deepspeed ZeRO-2 by itself",
         "deepspeed_zero2.py",
@@ -103,7 +103,7 @@ def variables(**more: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
         "DS_ACCELERATOR": "cpu",
-        "MASTER_ADDR": "127.0.0.1",  # mpirun does not say where to meet
+        "MASTER_ADDR": "127.0.0.1",  # mpirun does not set it
         "MASTER_PORT": str(free_port()),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -116,7 +116,7 @@ def variables(**more: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finished:
-    """returncode is None if the command was still running at the end of its time."""
+    """returncode is None if the command exceeded its time limit."""
 
     returncode: int | None
     output: str
@@ -125,15 +125,15 @@ class Finished:
 def marked_processes(mark: str) -> list[int]:
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # of another user, or ended meanwhile
+        with contextlib.suppress(OSError):  # another user's, or exited meanwhile
             if mark.encode() in environment.read_bytes():
                 found.append(int(environment.parent.name))
     return found
 
 
-def end_marked(mark: str) -> None:
-    """By their environment, for launchers give the ranks sessions of their own."""
-    deadline = time.monotonic() + ENDING_S
+def kill_marked(mark: str) -> None:
+    """Finds processes by their environment, because launchers start ranks in new sessions."""
+    deadline = time.monotonic() + KILL_S
     while (processes := marked_processes(mark)) and time.monotonic() < deadline:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
@@ -157,22 +157,22 @@ def run_bounded(command, environment: dict[str, str], bound_s: float) -> Finishe
             with contextlib.suppress(subprocess.TimeoutExpired):
                 returncode = process.wait(bound_s)
         finally:
-            end_marked(mark)
+            kill_marked(mark)
             process.wait()
         output.seek(0)
         return Finished(returncode, output.read())
 
 
-def forget_locks() -> None:
-    """Whoever is ended while it compiles leaves one, and all others would wait for it."""
+def remove_locks() -> None:
+    """A process that is killed while it compiles leaves its lock, and others would wait for it."""
     for lock in EXTENSIONS.glob("*/lock"):
         lock.unlink()
 
 
 def run(program: Program, backend: str, *, expects: str = "") -> Finished:
-    """Everything as on `backend`; `expects` is the backend that the program asserts."""
+    """Runs the program on `backend`; `expects` is the backend that the program asserts."""
     assert PYTHON.exists(), f"{ENVIRONMENT} is missing: tools/setup.sh applications"
-    forget_locks()
+    remove_locks()
     chosen = {"gloo": program.gloo, "ccl": program.ccl}[backend]
     with tempfile.TemporaryDirectory() as scratch:
         command = program.command(PROGRAMS_DIR / program.script, Path(scratch))
@@ -180,11 +180,11 @@ def run(program: Program, backend: str, *, expects: str = "") -> Finished:
         return run_bounded(command, environment, BOUND_S)
 
 
-# ---- what must hold; a check raises AssertionError
+# ---- checks; they raise AssertionError
 
 
 def finished(program: Program, backend: str) -> dict:
-    """The evidence of a run that ended well; on ccl the ranks assert that it was on ccl."""
+    """The report of a successful run; on ccl the ranks assert that ccl was used."""
     result = run(program, backend, expects="ccl" if backend == "ccl" else "")
     lines = re.findall(r'\{"program".*?\}', result.output)
     assert result.returncode == 0 and len(lines) == 1, (
@@ -193,10 +193,10 @@ def finished(program: Program, backend: str) -> dict:
     return json.loads(lines[0])
 
 
-def check_backend(evidence: dict, backend: str) -> None:
+def check_backend(report: dict, backend: str) -> None:
     expected = {"gloo": "ProcessGroupGloo", "ccl": "ProcessGroupCCL"}[backend]
-    assert evidence["backend"] == expected, evidence
-    assert (evidence["operations"] > 0) == (backend == "ccl"), evidence
+    assert report["backend"] == expected, report
+    assert (report["operations"] > 0) == (backend == "ccl"), report
 
 
 def check_losses(on_gloo: dict, on_ccl: dict) -> None:
@@ -205,7 +205,7 @@ def check_losses(on_gloo: dict, on_ccl: dict) -> None:
 
 
 def check_fails_on_gloo(program: Program) -> None:
-    """With the opt-in taken away the program's own assertion fails, and nothing before it."""
+    """Without the opt-in the program's own assertion fails, and nothing before it."""
     result = run(program, "gloo", expects="ccl")
     assert result.returncode not in (0, None) and NOT_OURS in result.output, (
         f"{program.name} without ccl: exit code {result.returncode}\n{result.output}"

@@ -1,4 +1,4 @@
-"""Shows that ccl has served a call, whatever the program called its backend."""
+"""Checks that ccl executed a call, whatever backend name the program used."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ def is_ours(group: dist.ProcessGroup) -> bool:
 def served_by_ccl():
     before = torch_ccl.operation_count()
     yield
-    assert torch_ccl.operation_count() > before, "ccl has carried nothing"
+    assert torch_ccl.operation_count() > before, "ccl has started no operation"
 
 
 def check_sum(group: dist.ProcessGroup | None, size: int) -> None:

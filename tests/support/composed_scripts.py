@@ -1,7 +1,7 @@
-"""Programs made of the pieces of documents that show no whole ones.
+"""Programs assembled from code fragments of documents that show no complete program.
 
-What the pieces leave open (a model, data, arguments) is written here. documents.CHANGES says before
-which piece each of these texts stands, and why.
+The parts that the fragments omit (a model, data, arguments) are here. documents.CHANGES says where
+each of these texts is inserted, and why.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn, optim
 
-warnings.simplefilter("ignore", FutureWarning)  # torch's word on dist.reduce_op
+warnings.simplefilter("ignore", FutureWarning)  # torch deprecates dist.reduce_op
 dist.init_process_group("ccl")
 rank, world_size, epochs = dist.get_rank(), dist.get_world_size(), 2
 torch.manual_seed(rank)  # so that weights and data differ
@@ -35,7 +35,7 @@ TRAINING_END = """
 print(f"weights {[p.flatten().tolist() for p in model.parameters()]}")
 """
 
-#: The function that mp.spawn starts, what it does with data and checkpoints, the main program.
+#: The function that mp.spawn starts, its data and checkpoints, the main program.
 SPAWN_PIECES = (
     Piece('backend="nccl"', 1),
     Piece("DistributedSampler(", 1),

@@ -1,7 +1,7 @@
-"""Ranks at a chosen TORCH_DISTRIBUTED_DEBUG, and what the tests of this folder compare with.
+"""Runs ranks with a given TORCH_DISTRIBUTED_DEBUG, and compares tensors and models.
 
-At DETAIL torch wraps the group: before each collective the ranks compare what they are about to do
-over a Gloo group beside ours. DDP, too, checks and logs more.
+At DETAIL torch wraps the process group: before each collective the ranks compare its arguments
+over an additional Gloo group. DDP checks and logs more, too.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from support.ranks import BOUND_S, init_group, run_ranks
 
-# Loaded once in the process that ranks are forked from, instead of seconds in each rank.
+# Imported once, in the process from which ranks are forked: it takes seconds.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
         "torch",
@@ -30,13 +30,13 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
     ]
 )
 
-with warnings.catch_warnings():  # 67 times that torch.jit, which it uses, is deprecated
+with warnings.catch_warnings():  # it warns 67 times that torch.jit is deprecated
     warnings.simplefilter("ignore")
     importlib.import_module("torch.distributed.optim")
 
 
 def _at_level(rank, size, level, store, check, args):
-    """The level counts when a group is made, so that the rank's first group has to go."""
+    """The level is read when a group is created, so the rank's first group is destroyed."""
     torch.set_num_threads(1)
     dist.destroy_process_group()
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = level
@@ -55,19 +55,19 @@ def run_at_level(level: str, size: int, check, *args, bound_s: float = BOUND_S) 
 
 
 def data(rank: int, *shape: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:
-    """What `rank` has as input; every rank can compute everyone's."""
+    """The input of `rank`; every rank can compute the inputs of all."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def seeded(make, seed: int = 0, dtype=torch.float64) -> torch.nn.Module:
-    """The same module each time: one copy for the ranks to share, one to compare with."""
+    """The same module for the same seed: one for the ranks, one as reference."""
     torch.manual_seed(seed)
     return make().to(dtype)
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, what: str, tolerance=1e-11) -> None:
-    """For sums of a few float64; a missing contribution would be off by much more."""
+    """For sums of a few float64; the error of a missing contribution is much larger."""
     torch.testing.assert_close(
         actual.detach(),
         expected.detach(),

@@ -1,8 +1,8 @@
-"""Cuts scripts and commands out of the documents, and says what is changed in them.
+"""Extracts scripts and commands from documents, and lists the changes to them.
 
-The documents themselves are no part of this repository. A block is found by the name above it or by
-the words in it, and runs as it stands there but for the rows of CHANGES, in an environment to which
-the rows of VARIABLES add. Both are printed with the results.
+The documents are no part of this repository. A block is found by the title above it or by words in
+it, and runs unchanged except for the rows of CHANGES, with the variables of VARIABLES added to the
+environment. Changes and variables are printed with the results.
 """
 
 import textwrap
@@ -19,7 +19,7 @@ from support.standin_device import environment as device_environment
 
 
 class Block(NamedTuple):
-    kind: str  # the word behind the fence
+    kind: str  # the word after the fence
     title: str  # the last line before the block that is not empty
     text: str
 
@@ -42,18 +42,18 @@ def blocks(document: str) -> list[Block]:
 
 
 def blocks_of(document: str, directory: Path) -> list[Block]:
-    """`document` is how the file's name begins."""
+    """`document` is the prefix of the file name."""
     documents = sorted(directory.glob(f"{document}*"))
     assert len(documents) == 1, f"{len(documents)} documents {document}* in {directory}"
     return blocks(documents[0].read_text())
 
 
 class Source(NamedTuple):
-    """Where a script or a command line stands."""
+    """Identifies the block of a script or a command line."""
 
     document: str
-    words: tuple[str, ...] = ()  # what only this block of the document contains
-    title: str = ""  # the line above the block, if that tells it from others
+    words: tuple[str, ...] = ()  # that only this block of the document contains
+    title: str = ""  # the line above the block, if the words are not unique
 
 
 def find(source: Source, found: list[Block]) -> Block:
@@ -67,12 +67,12 @@ def find(source: Source, found: list[Block]) -> Block:
 
 
 def cut(name: str, source: Source, directory: Path) -> str:
-    """The text as it is to be run."""
+    """Returns the text to run."""
     return changed(name, find(source, blocks_of(source.document, directory)).text)
 
 
 def compose(name: str, document: str, pieces: tuple[Piece, ...], directory: Path) -> str:
-    """The same of a program that the document shows in pieces."""
+    """Assembles a program that the document shows in fragments."""
     found = blocks_of(document, directory)
     texts = [
         textwrap.indent(find(Source(document, (piece.words,)), found).text, "    " * piece.depth)
@@ -82,12 +82,12 @@ def compose(name: str, document: str, pieces: tuple[Piece, ...], directory: Path
 
 
 def commands(block: str) -> str:
-    """A block with a prompt shows commands and what they print, one without only commands."""
+    """A block with prompts shows commands and their output, one without shows only commands."""
     typed = [line[match.end() :] for line in block.splitlines() if (match := PROMPT.match(line))]
     return "\n".join(typed) + "\n" if typed else block
 
 
-# ---- what is changed: each row is for the scripts and lines whose names begin with its own
+# ---- changes: each row applies to the scripts and lines whose names start with its name
 
 
 class Edit(NamedTuple):
@@ -116,7 +116,7 @@ class Move(NamedTuple):
         return insert(f"{start}{moved}\n\n", self.before, kept)
 
     def __str__(self) -> str:
-        return f"{self.start!r} and what follows stands before {self.before!r}: {self.reason}"
+        return f"{self.start!r} and the rest is moved before {self.before!r}: {self.reason}"
 
 
 class Addition(NamedTuple):
@@ -129,17 +129,17 @@ class Addition(NamedTuple):
         return text + self.text if self.before == END else insert(self.text, self.before, text)
 
     def __str__(self) -> str:
-        place = "At the end" if self.before == END else f"Before {self.before!r}"
+        position = "At the end" if self.before == END else f"Before {self.before!r}"
         text = textwrap.indent(self.text.strip("\n"), "    | ")
-        return f"{place}: {self.reason}\n{text}"
+        return f"{position}: {self.reason}\n{text}"
 
 
 END = ""
 
 
 def insert(new: str, words: str, text: str) -> str:
-    """Before the first line with these words."""
-    assert words in text, f"there is no {words!r} before which something could stand"
+    """Inserts before the first line with these words."""
+    assert words in text, f"there is no {words!r} to insert before"
     begin = text.rfind("\n", 0, text.index(words)) + 1
     return text[:begin] + new + text[begin:]
 
@@ -173,8 +173,8 @@ DDP_LINE = "mpirun of Example_DDP.py"
 PIP_LINE = "pip install of oneccl_bind_pt"
 BATCH = "sbatch of batch.sh"
 MASKS = "[0x0000000FFFFFF0,0xFFFFFF00000000]"
-CORES = "two cores, each for the rank to which Intel MPI would not give it by itself"
-OPEN = "left open by the document"
+CORES = "two cores, in the opposite order of Intel MPI's default"
+OPEN = "not shown in the document"
 CHANGES: tuple[Change, ...] = (
     Edit("example.py", ", ...", "", "init_process_group needs no more than the backend's name"),
     Edit("example.py", ", ...", "", "neither does DistributedDataParallel need more than a model"),
@@ -182,12 +182,17 @@ CHANGES: tuple[Change, ...] = (
     Edit("example.py", "...", "model = torch.nn.Linear(4, 5)", "the script wraps a model"),
     Edit("profiling.py", ", ...", "", "init_process_group needs no more than the backend's name"),
     Edit("ptdist.py", "'mpi')", f"'mpi'){CALL_OF_MAIN}", "nothing calls main"),
-    Addition("ut_memory.py", END, MEMORY, "not shown: the demo stands for it, to be checked"),
+    Addition(
+        "ut_memory.py",
+        END,
+        MEMORY,
+        "not shown: the demo, with values for the checks",
+    ),
     Edit(DDP_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
     Edit(DDP_ON_CPU, "device_ids=[device]", "device_ids=None", "DDP takes no others on the CPU"),
     Edit(DDP_ON_DEVICE, "torch.xpu", "torch.standin", "the device's name"),
     Edit(DDP_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
-    Addition(DDP, END, RESULTS, "to be checked"),
+    Addition(DDP, END, RESULTS, "prints values for the checks"),
     Edit(UT_MEMORY, MASKS, "[0x2,0x1]", CORES),
     Edit(NO_PRELOAD, "LD_PRELOAD", "NOT_PRELOADED", "the document also allows torch's own OpenMP"),
     Edit(TWO_HOSTS, "10.xxx.xxx.xxx", f"{NETWORK}.0.1", "the first host"),
@@ -199,20 +204,20 @@ CHANGES: tuple[Change, ...] = (
     Edit(PIP_LINE, "--extra-index-url <REPO_URL>", "--no-index --find-links $DIST", "our wheels"),
     Move(TRAINING, "def sync_initial_weights", "model = LeNet()", "defined before they are used"),
     Addition(TRAINING, "def sync_initial_weights", composed_scripts.TRAINING_START, OPEN),
-    Addition(TRAINING, END, composed_scripts.TRAINING_END, "to be checked"),
+    Addition(TRAINING, END, composed_scripts.TRAINING_END, "prints values for the checks"),
     Edit(SPAWN, '"nccl"', '"ccl"', "the device is the CPU"),
-    Edit(SPAWN, "ngpus_per_ndoe", "ngpus_per_node", "a slip of the pen"),
+    Edit(SPAWN, "ngpus_per_ndoe", "ngpus_per_node", "a typo"),
     Edit(SPAWN, "torch.save(...)", "torch.save(model.state_dict(), args.file)", "filled in"),
     Addition(SPAWN, "import torch.distributed as dist", composed_scripts.SPAWN_START, OPEN),
     Addition(SPAWN, "train_sampler.set_epoch(", composed_scripts.SPAWN_LOOP, OPEN),
     Addition(
-        SPAWN, "if args.rank", composed_scripts.SPAWN_STEP, f"{OPEN}; samples are to be checked"
+        SPAWN, "if args.rank", composed_scripts.SPAWN_STEP, f"{OPEN}; prints samples for the checks"
     ),
     Addition(
         SPAWN,
         "import torch.multiprocessing",
         composed_scripts.SPAWN_MAIN,
-        f"{OPEN}; it shows this first",
+        f"{OPEN}; the document shows it first",
     ),
     Edit(SCALING_ON_CPU, '"xpu:{}".format(local_rank)', '"cpu"', "the device's name"),
     Edit(SCALING_ON_DEVICE, '"xpu:{}"', '"standin:{}"', "the device's name"),
@@ -222,9 +227,9 @@ CHANGES: tuple[Change, ...] = (
         SCALING,
         "multi_process_spawn(",
         composed_scripts.SCALING_LOOP,
-        f"{OPEN}, but for a hint at the loop; samples and gradients are to be checked",
+        f"{OPEN}, except a hint at the loop; prints samples and gradients for the checks",
     ),
-    Addition(SCALING, END, composed_scripts.SCALING_END, "the exit code is to be checked"),
+    Addition(SCALING, END, composed_scripts.SCALING_END, "the exit code is checked"),
 )
 
 
@@ -235,7 +240,7 @@ def changed(name: str, text: str, changes: tuple[Change, ...] = CHANGES) -> str:
     return text
 
 
-# ---- what is set
+# ---- variables
 
 
 class Variables(NamedTuple):
@@ -261,7 +266,7 @@ def with_devices() -> dict[str, str]:
     return {**made, "PYTHONPATH": paths, "CCL_DEVICES": "standin"}
 
 
-IPEX = "intel_extension_for_pytorch is here as its wheel would install it"
+IPEX = "intel_extension_for_pytorch is available as its wheel would install it"
 DEVICES = f"a machine with two accelerators, on which {IPEX}"
 VARIABLES = (
     Variables("ptdist.py", lambda: {"CCL_REPLACE": "mpi"}, "torch's wheel has no backend mpi"),
@@ -269,8 +274,8 @@ VARIABLES = (
     Variables(DDP_ON_DEVICE, with_devices, DEVICES),
     Variables(SCALING_ON_CPU, with_extension, IPEX),
     Variables(SCALING_ON_DEVICE, with_devices, DEVICES),
-    Variables(BATCH, lambda: {"SBATCH_WAIT": "1"}, "its switch --wait: the output is read next"),
-    Variables(BATCH, lambda: AS_ROOT, "Open MPI refuses root else"),
+    Variables(BATCH, lambda: {"SBATCH_WAIT": "1"}, "as sbatch --wait: the output is read next"),
+    Variables(BATCH, lambda: AS_ROOT, "Open MPI refuses root without it"),
 )
 
 

@@ -71,11 +71,11 @@ def wait(process: subprocess.Popen, deadline: float) -> int | None:
     return None
 
 
-def start(words: list[str], logs: Path, name: str, **place: str) -> subprocess.Popen:
+def start(words: list[str], logs: Path, name: str, **variables: str) -> subprocess.Popen:
     with (logs / f"{name}.stdout").open("w") as out, (logs / f"{name}.stderr").open("w") as err:
         return subprocess.Popen(
             words,
-            env=clean_environment(**place),
+            env=clean_environment(**variables),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -98,11 +98,11 @@ def by_torchrun(agents: int) -> Launcher:
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         def agent(node: int) -> subprocess.Popen:
-            place = [f"--nnodes={agents}", f"--node-rank={node}"]
+            node_options = [f"--nnodes={agents}", f"--node-rank={node}"]
             share = [f"--nproc-per-node={SIZE // agents}", f"--master-port={port}"]
             master = ["--master-addr=127.0.0.1"]
             redirect = ["--redirects=3", f"--log-dir={logs / 'ranks' / str(node)}"]
-            options = [*place, *share, *master, *redirect]
+            options = [*node_options, *share, *master, *redirect]
             words = [sys.executable, "-m", "torch.distributed.run", *options, *command]
             return start(words, logs, f"agent{node}")
 
@@ -122,8 +122,8 @@ def by_hand(rank_name: str, size_name: str) -> Launcher:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
         def rank(number: int) -> subprocess.Popen:
-            place = {rank_name: str(number), size_name: str(SIZE)}
-            return start([sys.executable, *command], logs, str(number), **place, **master)
+            own = {rank_name: str(number), size_name: str(SIZE)}
+            return start([sys.executable, *command], logs, str(number), **own, **master)
 
         return wait_for_all([rank(number) for number in range(SIZE)])
 

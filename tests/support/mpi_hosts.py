@@ -1,8 +1,8 @@
-"""Runs commands that start ranks over several hosts, on the first of several virtual hosts.
+"""Runs MPI command lines on the first of several virtual hosts; ranks start on all of them.
 
-MPI starts its processes on other hosts by ssh; here a script stands for it that enters the host,
-with as little of the environment as a login would bring. The command line stays as it is, and
-nothing says where the ranks meet: they agree on that through the launcher.
+MPI starts processes on other hosts by ssh. A script takes the place of ssh: it enters the virtual
+host with the small environment of a login shell. The command line is unchanged. MASTER_ADDR and
+MASTER_PORT are not set: the ranks rendezvous through the launcher.
 """
 
 import os
@@ -22,7 +22,7 @@ from support.virtual_hosts import NETWORK, Host, virtual_hosts
 
 __all__ = ["AS_ROOT", "NETWORK", "run_over_hosts", "write_launchers"]
 
-#: Open MPI refuses root else.
+#: Without these Open MPI refuses to run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 SCRIPTS = ROOT / "tests/compat/scripts"
 
@@ -35,7 +35,7 @@ def write_ssh(path: Path, hosts: list[Host]) -> None:
     ]
     script = [
         "#!/bin/sh",
-        'while [ "${1#-}" != "$1" ]; do shift; done',  # hydra gives options without values
+        'while [ "${1#-}" != "$1" ]; do shift; done',  # hydra passes options without values
         "host=$1; shift",
         'case "$host" in',
         *cases,
@@ -47,7 +47,7 @@ def write_ssh(path: Path, hosts: list[Host]) -> None:
 
 
 def write_launchers(directory: Path, mpiexec: str) -> None:
-    """Where several MPIs are installed, the bare names may be another one's."""
+    """Writes mpiexec and mpirun: the names in PATH may belong to another MPI."""
     directory.mkdir()
     for name in ("mpiexec", "mpiexec.hydra", "mpirun"):
         path = directory / name
@@ -56,17 +56,17 @@ def write_launchers(directory: Path, mpiexec: str) -> None:
 
 
 def named_hosts(commands: str) -> list[str] | None:
-    match = re.search(r"-hosts (\S+)", commands)  # Open MPI's option has another name
+    match = re.search(r"-hosts (\S+)", commands)  # Open MPI has another option
     return match[1].split(",") if match else None
 
 
 def run_over_hosts(
     count: int, commands: str, files: dict[str, str], mpiexec: str = MPICH
 ) -> tuple[list[str], list[str], str]:
-    """Runs shell commands where the files and a hostfile are; MPI's names lead to `mpiexec`.
+    """Runs shell commands in a directory with the files and a hostfile; mpirun is `mpiexec`.
 
-    Returns the hosts' names, the lines on stdout and what is on stderr. The hosts have the names
-    in the commands, if there are any. All must end well, within BOUND_S.
+    Returns the host names, the lines of stdout, and stderr. The hosts get the names that the
+    commands use, if any. The exit code must be 0, within BOUND_S.
     """
     with (
         tempfile.TemporaryDirectory() as name,
@@ -76,7 +76,7 @@ def run_over_hosts(
         for file, text in files.items():
             (directory / file).write_text(text)
         (directory / "hostfile").write_text("".join(f"{host.address}\n" for host in hosts))
-        (directory / ".local").symlink_to(torch_ccl.cwd)  # where a document may have installed us
+        (directory / ".local").symlink_to(torch_ccl.cwd)  # the documents' installation path
         write_ssh(directory / "ssh", hosts)
         write_launchers(directory / "bin", mpiexec)
         environment = clean_environment(
@@ -103,6 +103,6 @@ def run_over_hosts(
         try:
             out, err = process.communicate(timeout=BOUND_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{commands}\nhas not ended in {BOUND_S} s") from None
+            raise AssertionError(f"{commands}\nstill runs after {BOUND_S} s") from None
         assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"
         return [host.name for host in hosts], out.splitlines(), err

@@ -1,4 +1,4 @@
-"""Virtual environments of Python that have torch and nothing of ours, to install into."""
+"""Python virtual environments with torch but without torch_ccl, to install into."""
 
 import sysconfig
 import venv
@@ -8,19 +8,19 @@ from typing import NamedTuple
 from support.commands import shell
 from support.launchers import clean_environment
 
-OURS = ("torch_ccl", "oneccl_bind")  # how the names in site-packages begin
+OURS = ("torch_ccl", "oneccl_bind")  # prefixes of names in site-packages
 
-# Whoever runs the tests may have said where packages and libraries are: that is not passed on.
-LEADING_ASTRAY = ("PIP_", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "MAKEFLAGS", "VIRTUAL_ENV")
+# Variables that redirect pip, Python or the loader are not inherited from the caller.
+NOT_INHERITED = ("PIP_", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "MAKEFLAGS", "VIRTUAL_ENV")
 INHERITED = {
-    **{k: v for k, v in clean_environment().items() if not k.startswith(LEADING_ASTRAY)},
+    **{k: v for k, v in clean_environment().items() if not k.startswith(NOT_INHERITED)},
     "PIP_NO_INDEX": "1",
     "PIP_CONFIG_FILE": "/dev/null",
 }
 
 
 class Environment(NamedTuple):
-    """A virtual environment of Python."""
+    """A Python virtual environment."""
 
     path: Path
 
@@ -33,18 +33,18 @@ class Environment(NamedTuple):
         return next(self.path.glob("lib/python3*/site-packages"))
 
     def variables(self, **more: str) -> dict[str, str]:
-        """Those of a shell that has activated it."""
+        """The variables of a shell that has activated it."""
         path = f"{self.path}/bin:{INHERITED['PATH']}"
         return {**INHERITED, "VIRTUAL_ENV": str(self.path), "PATH": path, **more}
 
     def shell(self, script: str, *arguments, cwd=None, **variables: str) -> str:
-        """What it printed; it must end well."""
+        """Returns the output of a bash script; its exit code must be 0."""
         return shell(script, *arguments, cwd=cwd or self.path, env=self.variables(**variables))
 
 
 def make_environment(path: Path) -> Environment:
-    """What the running one has installed is there too, except ours, and stays out of pip's reach:
-    pip takes away no package outside of its environment."""
+    """It sees the packages of the running environment, except ours, through a .pth file: pip does
+    not uninstall packages outside of its environment."""
     venv.create(path, symlinks=True, with_pip=False)
     others = path / "others"
     others.mkdir()

@@ -1,7 +1,7 @@
 """The calls that vLLM and SGLang make of torch.distributed on CPUs, as docs/serving.md lists them.
 
-serve() is a rank's part, in a process that says "gloo" throughout. Each function below asserts its
-results; around each it is asserted that the group is ours and that ccl has carried something.
+serve() runs on each rank, in a process that uses the backend name "gloo" throughout. Each function
+below checks its results; serve() checks that the group is ours and that ccl ran an operation.
 """
 
 import pickle
@@ -60,7 +60,7 @@ def without_a_group(rank, store):
 
 
 def groups(rank):
-    """Both: many, also of one rank, of the backend that the default group names."""
+    """Both: many groups, also of one rank, with the backend name of the default group."""
     backend = dist.get_backend(dist.group.WORLD)
     assert backend == "gloo" and backend != "nccl"
     for name in ("tp", "pp", "dp"):
@@ -72,8 +72,8 @@ def groups(rank):
     check_sum(alone, 1)
 
 
-def beside(rank):
-    """SGLang, init_custom_process_group: beside the world."""
+def custom_group(rank):
+    """SGLang, init_custom_process_group: a group besides the world."""
     store = dist.PrefixStore("beside", c10d._get_default_store())
     group, _ = c10d._new_process_group_helper(
         SIZE,
@@ -121,7 +121,7 @@ def objects(rank):
 
 
 def size_and_bytes(rank):
-    """SGLang, broadcast_pyobj, in every turn of its scheduler; the memory may not be written."""
+    """SGLang, broadcast_pyobj, in its scheduler's loop; the sent memory is read-only."""
     request = {"tokens": [1, 2, 3]}
     payload = pickle.dumps(request) if rank == 0 else b""
     length = torch.tensor([len(payload)], dtype=torch.int64)
@@ -163,8 +163,8 @@ def messages(rank):
     assert into.tolist() == [1 - rank] * 3
 
 
-def impatient_send(rank):
-    """A wait that runs out says so, and leaves the message and the group as they are."""
+def send_with_timeout(rank):
+    """A wait that times out raises; the message and the group stay valid."""
     big = torch.ones(1 << 20)
     if rank == 0:
         work = dist.isend(big, dst=1)
@@ -199,4 +199,13 @@ def tensors(rank):
         assert not parts or [p.tolist() for p in parts] == [[r, r] for r in range(SIZE)]
 
 
-CALLS = (groups, beside, agreement, objects, size_and_bytes, messages, impatient_send, tensors)
+CALLS = (
+    groups,
+    custom_group,
+    agreement,
+    objects,
+    size_and_bytes,
+    messages,
+    send_with_timeout,
+    tensors,
+)

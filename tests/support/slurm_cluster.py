@@ -1,14 +1,13 @@
-"""A Slurm cluster on one machine, for tests of launching. Needs root, iproute2 and Debian's Slurm.
+"""A Slurm cluster on one machine, for tests of launchers. Needs root, iproute2 and Debian's Slurm.
 
     with cluster(nodes=2) as slurm:
         finished = slurm.run("srun", "-N", "2", "--tasks-per-node", "2", "hostname")
         assert finished.code == 0 and "n2" in finished.out
 
-Every node is a virtual host (virtual_hosts.py): n1, n2, ... A further one, called login, has
-the controller and is where jobs are submitted. The hosts' networks have nothing else on them, so
-Slurm's usual ports are free, and two clusters know nothing of each other. All files are in one
-temporary directory, which SLURM_CONF makes known; /etc is left alone. At the end nothing is left,
-also of jobs that still run.
+Every node is a virtual host (virtual_hosts.py): n1, n2, ... A further host, login, runs the
+controller; jobs are submitted there. The hosts' networks are isolated, so Slurm's default ports are
+free and two clusters do not interfere. All files are in a temporary directory, to which SLURM_CONF
+points; /etc is not changed. At the end all daemons and jobs are killed and all files removed.
 """
 
 import contextlib
@@ -31,9 +30,9 @@ READY_S = 30.0
 BOUND_S = 100.0
 PARTITION = "main"
 FEATURE = "volta"
-UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")  # states of a job
+UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")  # states of a job
 
-# More CPUs than the machine has, and GPUs for which devices stand that every machine has.
+# More CPUs than the machine has; the device files of the GPUs are some that every machine has.
 CONFIGURATION = """\
 ClusterName=tests
 SlurmctldHost={login}
@@ -72,9 +71,9 @@ class Job(NamedTuple):
     facts: dict[str, str]  # as `scontrol show job` calls them
 
 
-def becomes_so(is_so: Callable[[], bool], bound_s: float) -> bool:
+def wait_until(condition: Callable[[], bool], bound_s: float) -> bool:
     end = time.monotonic() + bound_s
-    while not is_so():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(0.1)
@@ -83,18 +82,18 @@ def becomes_so(is_so: Callable[[], bool], bound_s: float) -> bool:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What it is asked to run must end in time, else all jobs are cancelled: AssertionError."""
+    """A command that exceeds its time limit raises AssertionError, and all jobs are cancelled."""
 
     login: Host
     nodes: list[Host]
     directory: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        """That of whoever submits a job; Slurm gives it to the job."""
+        """The environment in which jobs are submitted; Slurm passes it to the job."""
         own = {
             "SLURM_CONF": str(self.configuration),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of addresses that no name server knows
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns about addresses without a name
         }
         return clean_environment(**{**own, **more})
 
@@ -103,7 +102,7 @@ class Cluster:
         return self.directory / "slurm.conf"
 
     def start(self, *words: str, cwd: Path | None = None, **more: str) -> subprocess.Popen:
-        """A command on the host called login; `more` is added to the environment."""
+        """Starts a command on the host login; `more` is added to the environment."""
         return self.login.start(
             ["env", f"--chdir={cwd or Path.cwd()}", *words],
             env=self.environment(**more),
@@ -120,14 +119,14 @@ class Cluster:
             self._cancel_jobs()
             process.kill()
             out, err = process.communicate()
-            raise AssertionError(f"not ended in {bound_s:g} s\n{out}\n{err}") from None
+            raise AssertionError(f"still running after {bound_s:g} s\n{out}\n{err}") from None
         return Finished(process.returncode, out, err)
 
     def run(self, *words: str, cwd: Path | None = None, **more: str) -> Finished:
         return self.wait_for(self.start(*words, cwd=cwd, **more))
 
     def submit(self, *words: str, cwd: Path | None = None, **more: str) -> Job:
-        """A batch script, which has then ended; `words` are options of sbatch and the script."""
+        """Runs a batch script to its end; `words` are options of sbatch and the script."""
         sbatch = self.run("sbatch", "--parsable", *words, cwd=cwd, **more)
         assert sbatch.code == 0, sbatch.err
         facts: dict[str, str] = {}
@@ -135,22 +134,22 @@ class Cluster:
         def has_ended() -> bool:
             shown = self.run("scontrol", "show", "job", sbatch.out.strip()).out
             facts.update(word.split("=", 1) for word in shown.split() if "=" in word)
-            return facts["JobState"] not in UNDER_WAY
+            return facts["JobState"] not in UNFINISHED
 
-        # Not by --wait, which looks after 2 s, 10 s and 42 s.
-        if not becomes_so(has_ended, BOUND_S):
+        # Not sbatch --wait, which polls after 2 s, 10 s and 42 s.
+        if not wait_until(has_ended, BOUND_S):
             self._cancel_jobs()
-            raise AssertionError(f"not ended in {BOUND_S:g} s: {facts}")
+            raise AssertionError(f"still running after {BOUND_S:g} s: {facts}")
         code, signal_number = map(int, facts["ExitCode"].split(":"))
         return Job(code or signal_number, facts)
 
     def _cancel_jobs(self) -> None:
         self.run("scancel", f"--user={os.getuid()}")
 
-    # ---- coming up
+    # ---- start
 
     def configure(self) -> None:
-        self.directory.chmod(0o755)  # munged wants its socket to be for all
+        self.directory.chmod(0o755)  # munged requires that all users can reach its socket
         key = self.directory / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(64))
@@ -177,7 +176,7 @@ class Cluster:
 
     def start_slurm(self) -> None:
         self._start_daemon(self.login, "slurmctld", "-D")
-        # A node that finds no controller asks again seconds later.
+        # A node that finds no controller retries only seconds later.
         self._wait_until(lambda: "is UP" in self.run("scontrol", "ping").out, "slurmctld")
         for node in self.nodes:
             self._start_daemon(node, "slurmd", "-D")
@@ -188,10 +187,10 @@ class Cluster:
         return states == ["idle"] * len(self.nodes)
 
     def _start_daemon(self, host: Host, *words: str) -> None:
-        dying_with_us = ["setpriv", "--pdeathsig", "KILL"]
+        die_with_parent = ["setpriv", "--pdeathsig", "KILL"]
         with (self.directory / f"{words[0]}-{host.name}.log").open("w") as log:
             host.start(
-                [*dying_with_us, *words],
+                [*die_with_parent, *words],
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -199,13 +198,13 @@ class Cluster:
             )
 
     def _wait_until(self, is_ready: Callable[[], bool], daemon: str) -> None:
-        if not becomes_so(is_ready, READY_S):
-            said = [path.read_text() for path in self.directory.glob("*.log")]
-            raise RuntimeError(f"{daemon} is not ready in {READY_S:g} s:\n" + "\n".join(said))
+        if not wait_until(is_ready, READY_S):
+            logs = [path.read_text() for path in self.directory.glob("*.log")]
+            raise RuntimeError(f"{daemon} is not ready after {READY_S:g} s:\n" + "\n".join(logs))
 
 
-def end_all(host: Host) -> None:
-    """Whatever runs there, and what that starts while it is being ended."""
+def kill_all(host: Host) -> None:
+    """Kills all processes on the host, also those that start meanwhile."""
 
     def is_empty() -> bool:
         pids = set(host.pids()) - {host.holder.pid}
@@ -214,7 +213,7 @@ def end_all(host: Host) -> None:
                 os.kill(pid, signal.SIGKILL)
         return not pids
 
-    becomes_so(is_empty, READY_S)
+    wait_until(is_empty, READY_S)
 
 
 @contextlib.contextmanager
@@ -232,4 +231,4 @@ def cluster(nodes: int = 2) -> Iterator[Cluster]:
             yield slurm
         finally:
             for host in hosts:
-                end_all(host)
+                kill_all(host)

@@ -1,4 +1,4 @@
-"""What a program shows of its training: rank 0 prints it as one line of JSON.
+"""The report of a training: rank 0 prints it as one line of JSON.
 
     steps = Steps()
     for batch in batches:
@@ -6,8 +6,8 @@
         steps.done()
     show("name", steps, final_loss)
 
-With APPLICATION_EXPECTS=ccl in the environment every rank asserts that the operations of its
-training were ours; without it nothing of ours is touched before the training is over.
+With APPLICATION_EXPECTS=ccl in the environment every rank asserts that ccl ran the operations of
+its training. Without it torch_ccl is not imported before the training is over.
 """
 
 import json
@@ -40,7 +40,7 @@ class Steps:
 
 
 def assert_ours(backend, operations: int, steps: int) -> None:
-    """The default group's CPU backend is ours, and it did the work of every step."""
+    """The default group's CPU backend is ours, and it ran operations in every step."""
     import torch_ccl
 
     assert isinstance(backend, torch_ccl.ProcessGroupCCL), (
@@ -50,7 +50,7 @@ def assert_ours(backend, operations: int, steps: int) -> None:
 
 
 def show(program: str, steps: Steps, loss: float) -> None:
-    """To be called on every rank while the default group exists."""
+    """Call it on every rank while the default group exists."""
     from torch_ccl import operation_count
 
     operations = operation_count()
@@ -58,7 +58,7 @@ def show(program: str, steps: Steps, loss: float) -> None:
     if os.environ.get("APPLICATION_EXPECTS") == "ccl":
         assert_ours(backend, operations, steps.count)
     if dist.get_rank() == 0:
-        evidence = {
+        report = {
             "program": program,
             "backend": type(backend).__name__,
             "operations": operations,
@@ -66,4 +66,4 @@ def show(program: str, steps: Steps, loss: float) -> None:
             "steps_per_s": steps.per_second,
             "loss": float(loss),
         }
-        print(json.dumps(evidence), flush=True)
+        print(json.dumps(report), flush=True)

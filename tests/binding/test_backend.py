@@ -265,7 +265,7 @@ def run_two(script: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "last_words",
+    "script_end",
     [
         "dist.all_reduce(torch.ones(4))",
         "work = dist.all_reduce(torch.ones(1 << 20), async_op=True); work.wait()",
@@ -281,8 +281,8 @@ def run_two(script: str) -> list[str]:
         "rank=0, world_size=1)",
     ],
 )
-def test_leaving_without_goodbye(last_words):
-    run_two(last_words)
+def test_exit_without_destroy(script_end):
+    run_two(script_end)
 
 
 def test_detail_mode(monkeypatch):
@@ -298,7 +298,7 @@ dist.destroy_process_group()
 """)
 
 
-def test_one_store_for_one_group_after_another():
+def test_one_store_for_consecutive_groups():
     run_two("""
 store = dist.distributed_c10d._get_default_store()
 for _ in range(5):

@@ -184,7 +184,7 @@ def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
     line.check(document_checks.Ran(block, mpiexec, hosts, out, err))
 
 
-# ---- lines that install us, into an environment that has torch
+# ---- command lines that install torch_ccl into an environment with torch
 
 
 class Install(NamedTuple):
@@ -217,7 +217,7 @@ def run_install(line: str, setvars: str) -> None:
         assert f"root: {environment.site_packages / 'torch_ccl'}" in said.splitlines(), said
 
 
-# ---- a batch script, written from its description, for a Slurm of two nodes
+# ---- a batch script that the document describes, on a Slurm cluster of two nodes
 
 
 def run_batch(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
@@ -226,7 +226,7 @@ def run_batch(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], No
 
 
 def submit(docs: Path) -> None:
-    """It has the launch line of the document, which also says how to submit it."""
+    """batch.sh contains the launch line of the document, which also shows how to submit it."""
     launch = cut("batch.sh", Source("004", ("MPI_FLAGS",)), docs)
     assert launch in (SCRIPTS_HERE / "batch.sh").read_text(), f"batch.sh lacks {launch!r}"
     line = cut("sbatch", Source("004", ("sbatch",)), docs).splitlines()[-1]
@@ -242,7 +242,7 @@ def submit(docs: Path) -> None:
         document_checks.print_hosts(out.read_text().splitlines())
 
 
-# ---- a program that starts its ranks itself
+# ---- a program that starts its own ranks
 
 URLS = ("env://", "tcp://127.0.0.1:{port}", "file://{directory}/store")
 

@@ -198,7 +198,7 @@ def test_script(launcher, script, tmp_path, launch_table, request, monkeypatch):
 
 
 def test_script_without_a_launcher(tmp_path):
-    """It says itself that it is rank 0 of 1."""
+    """The script sets itself to rank 0 of 1."""
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     script = tmp_path / "alone.py"
     lines = [f"os.environ[{name!r}] = {value!r}" for name, value in place.items()]
@@ -216,9 +216,9 @@ def test_spawn(tmp_path, launch_table):
     has_seen_all_samples(out.splitlines(), tmp_path)
 
 
-# ---- lines that name hosts
+# ---- command lines with host names
 
-#: Each rank on the core that Intel MPI would not choose by itself.
+#: Each rank on the other core than Intel MPI's default.
 HYDRA = r"""
 source ~/.local/env/setvars.sh
 {preload}
@@ -228,7 +228,7 @@ mpiexec.hydra {places} -l -genv I_MPI_PIN_DOMAIN=[0x2,0x1] \
               -genv OMP_NUM_THREADS=2 python -u train_in_lines.py
 """
 PRELOAD = 'export LD_PRELOAD="${CONDA_PREFIX}/lib/libiomp5.so"'
-#: Lines in one piece each: with `python -u`, labels of -l stand before each piece.
+#: One write per line: with `python -u`, -l puts a label before each write.
 IN_LINES = (
     "import sys\nprint = lambda *words: sys.stdout.write(' '.join(map(str, words)) + '\\n')\n"
 )
@@ -241,7 +241,7 @@ by_two_mpis = pytest.mark.parametrize("mpiexec", [MPICH, INTEL_MPI], ids=["MPICH
 
 
 def train_by_hydra(count: int, places: str, preload: str, mpiexec: str) -> None:
-    """All ranks have the settings of the line, and have trained together."""
+    """All ranks have the settings of the command line, and trained together."""
     block = HYDRA.format(places=places, preload=preload)
     files = {"train_in_lines.py": IN_LINES + (SCRIPTS / "train.py").read_text() + SURROUNDINGS}
     hosts, out, err = run_over_hosts(count, block, files, mpiexec)
@@ -277,12 +277,12 @@ def test_hydra_with_names_of_hosts(mpiexec):
     assert sorted((r["rank"], r["host"]) for r in found) == [(0, "left"), (1, "right")]
 
 
-def test_a_launch_over_hosts_that_fails():
+def test_launch_on_unknown_host():
     with pytest.raises(AssertionError, match="there is no host third"):
         run_over_hosts(2, "timeout 3 mpiexec -n 2 -host h1,third true", {})
 
 
-# ---- cutting scripts out of documents
+# ---- extraction of scripts from documents
 
 DOCUMENT = """
 # Some document
@@ -309,7 +309,7 @@ Then there is this one:
 """  # noqa: W291, W293
 
 
-def test_cutting():
+def test_extraction():
     found = blocks(DOCUMENT)
     assert [block.kind for block in found] == ["python", "bash", "python"]
     assert find(Source("", title="first.py"), found) is found[0]
@@ -379,7 +379,7 @@ TORCHS_OPENMP = {"libiomp5": False, "blocktime_ms": None}
     ],
 )
 def test_settings(preload, mpiexec, openmp, cpus, monkeypatch):
-    """What two ranks on two cores may say, and what they may not."""
+    """Outputs of two ranks on two cores that must pass, and that must not."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(document_checks, "cores", list)
     first, second = ({"rank": r, "cpus": cpus[r]} | PLACE | openmp for r in range(2))

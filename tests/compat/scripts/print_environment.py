@@ -1,4 +1,4 @@
-"""Prints where this rank runs, and what the settings of a launch line have come to in it."""
+"""Prints the host and the effective settings of this rank as JSON."""
 
 import ctypes
 import json
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 def show(**more: int) -> None:
-    torch.ones(1 << 20).sum()  # by all threads: OpenMP binds them when they are first needed
+    torch.ones(1 << 20).sum()  # uses all threads: OpenMP binds them on first use
     preloaded = "libiomp5.so" in Path("/proc/self/maps").read_text()
     found = {
         "rank": dist.get_rank(),
@@ -23,5 +23,5 @@ def show(**more: int) -> None:
         "threads": torch.get_num_threads(),
         "cpus": sorted(os.sched_getaffinity(0)),
     }
-    # At once: with `python -u`, labels of -l stand before each piece.
+    # One write: with `python -u`, -l puts a label before each write.
     sys.stdout.write(json.dumps({**found, **more}) + "\n")

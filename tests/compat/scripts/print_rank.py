@@ -1,4 +1,4 @@
-"""Takes its place from MPI's variables, fixes where ranks meet, and says who it is."""
+"""Takes rank and size from MPI's variables, sets MASTER_ADDR and MASTER_PORT, prints its rank."""
 
 import os
 import sys

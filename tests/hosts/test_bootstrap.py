@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from forked_ranks import run_on_hosts, started_on_hosts
-from host_conformance import conformance, run_conformance
-from virtual import Host, virtual_hosts
+from support.function_ranks import run_on_hosts, started_on_hosts
+from support.host_conformance import conformance, run_conformance
+from support.virtual_hosts import Host, virtual_hosts
 
 MIB = 1 << 20
 LISTENS = "0A"  # a state in /proc/net/tcp
@@ -121,7 +121,7 @@ def host_ip(host: Host, *words: str) -> None:
 
 @pytest.mark.parametrize("extra", [add_interface_that_is_down, add_cable_that_is_loose])
 def test_a_dead_interface_comes_first(extra):
-    with virtual_hosts(2, before_cables=extra) as hosts:
+    with virtual_hosts(2, before_connect=extra) as hosts:
         addresses = hosts[0].run("ip", "-o", "-4", "addr").splitlines()
         assert "eth0" in addresses[-1] and len(addresses) == 3
         conformance(hosts, [0, 1], 20)
@@ -137,7 +137,7 @@ HINTS = [
 
 @pytest.mark.parametrize("hint", HINTS)
 def test_an_interface_that_leads_nowhere_comes_first(hint):
-    with virtual_hosts(2, before_cables=add_bridge) as hosts:
+    with virtual_hosts(2, before_connect=add_bridge) as hosts:
         with_debian_names(hosts)
         if hint == "a default route":
             for host in hosts:

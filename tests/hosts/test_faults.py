@@ -4,8 +4,8 @@ import os
 import subprocess
 
 import pytest
-from programs import BUILD_DIR, run
-from virtual import virtual_hosts
+from support.commands import BUILD_DIR, run
+from support.virtual_hosts import virtual_hosts
 
 PROGRAM = BUILD_DIR / "tests/hosts_faults"
 

@@ -4,8 +4,8 @@ import re
 import time
 
 import pytest
-from host_ranks import run_ranks, started_ranks
-from virtual import virtual_hosts
+from support.script_ranks import run_ranks, started_ranks
+from support.virtual_hosts import virtual_hosts
 
 LAYOUTS = (
     [2, 2],
@@ -95,7 +95,7 @@ for members, group in sub_groups:
         check(members, group, 1000, torch.float32)
 dist.barrier()
 dist.destroy_process_group()
-say(done=True)
+report(done=True)
 """
 
 
@@ -116,11 +116,11 @@ try:
         assert x[0] == size
         sums += 1
         if sums == 5:
-            say(ready=True)
+            report(ready=True)
             if rank == int(os.environ.get("SLEEPER", -1)):
                 time.sleep(1000)
 except RuntimeError as error:
-    say(at=time.monotonic(), message=str(error))
+    report(at=time.monotonic(), message=str(error))
 """
 
 
@@ -128,12 +128,12 @@ def test_a_killed_rank(hosts):
     """In a collective that it has not joined; every survivor hears of it, on every host."""
     with started_ranks(hosts[:2], [2, 2], LOOP, SLEEPER="3") as ranks:
         for rank in ranks:
-            rank.hear()
+            rank.wait_for_report()
         victim = ranks[3]
         time.sleep(0.5)  # the others wait for it
         killed = time.monotonic()
         victim.process.kill()
-        heard = [rank.hear(2, bound_s=20) for rank in ranks[:3]]
+        heard = [rank.wait_for_report(2, bound_s=20) for rank in ranks[:3]]
     for what in heard:
         assert what["at"] - killed < 10, what  # 1 s on a machine that has nothing else to do
         for part in ("rank 3", "h2", f"pid {victim.process.pid}"):
@@ -149,13 +149,13 @@ while not os.path.exists(os.environ["JOINED"]):
     time.sleep(0.01)
 try:
     dist.all_reduce(torch.ones(1))
-    say(again="worked")
+    report(again="worked")
 except RuntimeError as error:
-    say(again=str(error))
+    report(again=str(error))
 group = dist.new_group()
 x = torch.ones(1)
 dist.all_reduce(x, group=group)
-say(sum=x.item())
+report(sum=x.item())
 """
 )
 
@@ -169,19 +169,19 @@ def test_a_cut_cable(tmp_path):
         started_ranks(hosts, [2, 2], LOOP_AND_AFTER, **environment) as ranks,
     ):
         for rank in ranks:
-            rank.hear()
+            rank.wait_for_report()
         cut = time.monotonic()
-        hosts[1].cut()
+        hosts[1].link_down()
         for rank in ranks:
-            what = rank.hear(2, bound_s=20)
+            what = rank.wait_for_report(2, bound_s=20)
             assert what["at"] - cut < 10, what  # the timeout, and time to hear of it
             other = hosts[0] if rank.host is hosts[1] else hosts[1]
             assert other.name in what["message"], what
-        hosts[1].join()
+        hosts[1].link_up()
         (tmp_path / "joined").touch()
         for rank in ranks:
-            assert rank.hear(3)["again"] != "worked"
-            assert rank.hear(4)["sum"] == 4
+            assert rank.wait_for_report(3)["again"] != "worked"
+            assert rank.wait_for_report(4)["sum"] == 4
 
 
 # ---- progress
@@ -197,12 +197,12 @@ for turn in range(3):
         while time.monotonic() < begun + 1:
             torch.ones(64, 64) @ torch.ones(64, 64)
         sent.wait()
-        say(begun=begun)
+        report(begun=begun)
     else:
         dist.recv(x, 0)
         ended = time.monotonic()
         assert (x == turn).all()
-        say(ended=ended)
+        report(ended=ended)
 dist.destroy_process_group()
 """
 
@@ -233,7 +233,7 @@ def work(times):
     return resident_kib()
 
 before = work(3000)
-say(grown=work(3000) - before)
+report(grown=work(3000) - before)
 dist.destroy_process_group()
 """
 

@@ -5,9 +5,9 @@ import sys
 import time
 
 import pytest
-from host_conformance import conformance
-from places import places
-from virtual import virtual_hosts
+from support.host_conformance import conformance
+from support.rank_environments import rank_environments
+from support.virtual_hosts import virtual_hosts
 
 HOSTS = 4
 RANKS = 64
@@ -70,7 +70,7 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 def test_torch_ranks_forked_from_one_parent_per_host(hosts, tmp_path):
     local = RANKS // HOSTS
     parents = []
-    for host, environment in places(hosts, [1] * HOSTS, WORLD_SIZE=str(RANKS)):
+    for host, environment in rank_environments(hosts, [1] * HOSTS, WORLD_SIZE=str(RANKS)):
         out, err = tmp_path / f"{host.name}.out", tmp_path / f"{host.name}.err"
         numbers = [str(local * len(parents)), str(local), str(BOUND_S)]
         words = [sys.executable, "-c", PARENT, *numbers]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from virtual import virtual_hosts
+from support.virtual_hosts import virtual_hosts
 
 SERVER = """
 import socket, sys
@@ -66,10 +66,10 @@ def test_traffic_a_rate_and_a_cut_cable():
         for host in hosts:
             host.set_rate("100mbit")
         assert send(hosts, 5 << 20) > 0.3  # 0.42 s at 100 Mbit/s
-        hosts[0].cut()
+        hosts[0].link_down()
         with pytest.raises(AssertionError, match=r"timed out|No route|unreachable"):
             hosts[1].run(sys.executable, "-c", CLIENT, hosts[0].address, "1")
-        hosts[0].join()
+        hosts[0].link_up()
         assert send(hosts, 1000) < 10
 
 
@@ -84,11 +84,11 @@ def is_running(pid: int) -> bool:
 def test_nothing_is_left():
     with virtual_hosts(3) as hosts:
         sleeper = hosts[2].start(["sleep", "1000"])
-        keepers = [host.keeper for host in hosts]
+        holders = [host.holder for host in hosts]
         # One that nobody waits for, in a session of its own.
         pid = int(hosts[1].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"))
         assert pid in hosts[1].pids()
-    assert sleeper.poll() is not None and all(keeper.poll() is not None for keeper in keepers)
+    assert sleeper.poll() is not None and all(holder.poll() is not None for holder in holders)
     end = time.monotonic() + 5
     while is_running(pid) and time.monotonic() < end:
         time.sleep(0.01)

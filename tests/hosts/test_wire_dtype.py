@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from forked_ranks import run_on_hosts
+from support.function_ranks import run_on_hosts
+from support.virtual_hosts import virtual_hosts
 from torch.nn.parallel import DistributedDataParallel
 from torch_ccl import hooks
-from virtual import virtual_hosts
 
 COUNT = 100_003
 BLOCK = 128

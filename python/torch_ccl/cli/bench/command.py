@@ -51,7 +51,7 @@ def parse_cases(ops: list[str], sizes: str, dtypes: list[str], ranks: str) -> li
 def bench(
     ops: Annotated[
         str | None,
-        typer.Option(help=f"of {','.join(OPERATIONS)} (default all_reduce; four with --peers)"),
+        typer.Option(help=f"of {', '.join(OPERATIONS)} (default all_reduce; four with --peers)"),
     ] = None,
     sizes: Annotated[str, typer.Option(help="bytes, such as 8,4K,1M")] = "8,4K,64K,1M,16M,64M",
     ranks: Annotated[str, typer.Option(help="numbers of ranks, such as 2,4")] = "2",
@@ -71,7 +71,7 @@ def bench(
         "build/peers"
     ),
     programs: Annotated[
-        str | None, typer.Option(help=f"whole programs, of {','.join(PROGRAMS)}")
+        str | None, typer.Option(help=f"whole programs, of {', '.join(PROGRAMS)}")
     ] = None,
     footprint: Annotated[
         bool,
@@ -114,5 +114,7 @@ def bench(
         cases = parse_cases(chosen, sizes, dtypes.split(","), ranks)
         if goals:
             cases = goal_cases()
+        if plot_file and not any(case.bytes for case in cases):
+            raise typer.BadParameter("--plot: a barrier has no sizes to plot")
         names = backends.split(",")
         bench_collectives(cases, names, alternations, goals, json_file, plot_file)

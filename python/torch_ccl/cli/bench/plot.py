@@ -4,6 +4,7 @@ Each panel shows one operation. A line is the median of a backend, the band arou
 quartiles. The number between two points is the ratio of the second backend's time to the first's.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import cycle, groupby
 from pathlib import Path
@@ -67,7 +68,7 @@ def theme_file(path: Path, theme: Theme) -> Path:
     return path.with_name(f"{path.stem}-{theme.name}{path.suffix or '.svg'}")
 
 
-def style(theme: Theme) -> dict[str, Any]:
+def style(theme: Theme) -> dict[Any, Any]:
     """Settings of matplotlib. Text stays text, ids are the same in every run."""
     return {
         "svg.fonttype": "none",
@@ -159,12 +160,14 @@ def label_axes(axes: "Axes", results: list[CaseResult]) -> None:
     axes.grid(axis="y")
 
 
-def caption(backends: list[str], ratio: float | None) -> str:
+def caption(result: CaseResult, backends: list[str]) -> str:
+    """Explains lines, bands, and the ratio of one result."""
     text = "time per call, logarithmic; lines: medians, bands: quartiles"
+    ratio = result.times[backends[1]].ratio if len(backends) > 1 else None
     if ratio is None:
         return text
     first, second = map(display_name, backends[:2])
-    return f"{text}; {ratio_text(ratio)}: {second}'s time divided by {first}'s"
+    return f"{text}; {ratio_text(ratio.median)}: {second}'s time divided by {first}'s"
 
 
 def draw_panel(axes: "Axes", results: list[CaseResult], backends: list[str], theme: Theme) -> None:
@@ -172,14 +175,12 @@ def draw_panel(axes: "Axes", results: list[CaseResult], backends: list[str], the
     for backend, color in zip(backends, cycle(theme.backends), strict=False):
         draw_backend(axes, results, backend, color)
     label_axes(axes, results)
-    ratio = None
     if len(backends) > 1:
         for position, result in enumerate(results):
             draw_ratio(axes, position, list(result.times.values()), theme)
-        ratio = results[0].times[backends[1]].ratio
     axes.set_title(results[0].case.title)
     axes.annotate(
-        caption(backends, ratio and ratio.median),
+        caption(results[0], backends),
         (0, 1),
         xytext=(0, 8),
         xycoords="axes fraction",
@@ -196,7 +197,7 @@ def draw(results: list[CaseResult], backends: list[str], theme: Theme) -> "Figur
     sized = [result for result in results if result.case.bytes]
     panels = [list(group) for _, group in groupby(sized, lambda result: result.case.title)]
     columns = min(2, len(panels))
-    rows = -(-len(panels) // columns) if panels else 0
+    rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(WIDTH_IN * columns, HEIGHT_IN * rows), layout="constrained")
     for index, panel in enumerate(panels):
         draw_panel(figure.add_subplot(rows, columns, index + 1), panel, backends, theme)

@@ -19,8 +19,8 @@ help:
 	@echo "make lint       clang-format, clang-tidy, ruff"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
-	@echo "make bench      against Gloo, with the goals; whole programs; memory, waiting, start"
-	@echo "make bench-hosts   against Gloo over virtual hosts, with the goals; start by number of ranks"
+	@echo "make bench      compare with Gloo, with goals: collectives, whole programs, memory, waiting, start-up"
+	@echo "make bench-hosts   compare with Gloo on virtual hosts, with goals"
 	@echo "make mutants    planted faults, each of which the tests must catch"
 	@echo "make applications   programs from PyPI with Gloo and with ccl: steps per second, loss"
 	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
@@ -76,8 +76,8 @@ soak: build
 
 bench: build
 	.venv/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)
-	.venv/bin/torch-ccl bench --programs decode,ddp_step --json build/programs.json $(ARGS)
-	.venv/bin/torch-ccl bench --footprint --json build/footprint.json $(ARGS)
+	.venv/bin/torch-ccl bench --goals --programs decode,ddp_step,fsdp2_step --json build/programs.json $(ARGS)
+	.venv/bin/torch-ccl bench --goals --footprint --json build/footprint.json $(ARGS)
 
 bench-hosts: build setup-tests
 	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)

@@ -12,7 +12,7 @@ start-up   init_process_group and the first barrier, in new processes with one T
 import statistics
 from pathlib import Path
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 
 from torch_ccl.cli.bench.cases import Case
 from torch_ccl.cli.bench.footprint_ranks import MemoryHandler, StartHandler, WaitHandler

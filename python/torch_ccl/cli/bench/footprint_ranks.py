@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 
 from torch_ccl.cli.bench.cases import goal_cases
 from torch_ccl.cli.bench.operations import OPERATIONS, Arguments

@@ -4,8 +4,8 @@
 //
 // Rank 0 prints one line per size, {"bytes": 8, "us": [...]}: the time of each iteration, the
 // maximum over the ranks. A size that takes longer than kTimeBudget has fewer iterations. Every
-// iteration has new values, and its result is checked: the first and the last element of each block,
-// after the last iteration every element.
+// iteration has new values, and its result is checked: the first and the last element of each
+// block, after the last iteration every element.
 //
 // A Library has rank, size, allreduce(x, count) and broadcast(x, count), in place as in torch, and
 // allgather(in, out, count) and alltoall(in, out, count), `count` per rank.
@@ -71,7 +71,8 @@ class SharedState {
       : rank_(rank), size_(size), spins_(size > cores ? 0 : kSpins) {
     const std::size_t bytes = sizeof(Header) + sizeof(double) * kMaxIterations * size;
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    check(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0, "cannot create the shared file");
+    check(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0,
+          "cannot create the shared file");
     void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     close(fd);
     check(map != MAP_FAILED, "cannot map the shared file");
@@ -237,7 +238,9 @@ void time_size(Library& library, const Operation<Library>& operation, SharedStat
   shared.barrier();  // every rank has written its times and checked its results
   if (library.rank == 0) {
     std::printf("{\"bytes\": %zu, \"us\": [", bytes);
-    for (int t = 0; t < i - warm_up; ++t) std::printf("%s%.3f", t ? ", " : "", shared.max_over_ranks(t));
+    for (int t = 0; t < i - warm_up; ++t) {
+      std::printf("%s%.3f", t ? ", " : "", shared.max_over_ranks(t));
+    }
     std::printf("]}\n");
   }
   shared.barrier();  // no rank overwrites a time before rank 0 has printed it

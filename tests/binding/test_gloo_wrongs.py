@@ -147,9 +147,8 @@ def test_dead_peer_is_named_by_rank(blocked):
         pass
     for survivor in (ranks[0], ranks[2]):
         assert not survivor.failure, survivor.failure
-        assert re.search(rf"\brank 1 \(host \S+, pid {ranks[1].pid}\)", survivor.value), (
-            survivor.value
-        )
+        message = survivor.value
+        assert re.search(rf"\brank 1 \(host \S+, pid {ranks[1].pid}\)", message), message
 
 
 # ---- 0-dim outputs

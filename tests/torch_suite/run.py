@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs torch's own distributed suite for a CPU backend.
 
-tests/torch_suite/run.py --backend ccl --world-size 4             every test that a CPU backend can run
+tests/torch_suite/run.py --backend ccl --world-size 4             all tests for a CPU backend
 tests/torch_suite/run.py --backend ccl --tests 'reduce_sum$'      some of it
 tests/torch_suite/run.py --backend gloo --strict                  with torch's own skips
 tests/torch_suite/run.py --backend gloo --strict --replace        the same on ccl, named gloo
@@ -33,9 +33,7 @@ def parse_arguments():
     parser.add_argument("--replace", action="store_true", help="run ccl under the backend's name")
     parser.add_argument("--tests", metavar="REGEX", default="", help="only names that match")
     parser.add_argument("--names", metavar="FILE", type=Path, help="only the names in this file")
-    parser.add_argument(
-        "--namespaces", metavar="A,B", default="", help="network namespace of each host"
-    )
+    parser.add_argument("--namespaces", metavar="A,B", default="", help="of each host")
     parser.add_argument("--host-of", metavar="H,H", default="", help="index of each rank's host")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results here")
     return parser.parse_args()

@@ -31,7 +31,7 @@ def a_missing_wait_of_the_host_would_show(rank, size):
 
 def sum_is_wrong_with(switch, rank):
     switch(True)
-    tensor = delayed(rank)
+    tensor = delayed(rank, delay_ms=1000)  # long enough for a loaded host
     dist.all_reduce(tensor)
     switch(False)
     torch.standin.synchronize(rank)

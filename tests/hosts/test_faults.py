@@ -1,4 +1,4 @@
-"""What goes wrong between hosts: the cases of hosts_faults.cc, over virtual hosts."""
+"""Faults between hosts: runs the cases of hosts_faults.cc on virtual hosts."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Many ranks over several hosts start, add up and end, on two cores."""
+"""64 ranks on four hosts start, run an all_reduce and exit, on two cores."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def test_cpp_ranks(hosts):
     conformance(hosts, host_of, 20, "--watchdog", BOUND_S)
 
 
-# A rank's lines are of one write each.
+# A rank writes each line by one write().
 PARENT = """
 import faulthandler, json, os, sys, time, traceback
 import torch

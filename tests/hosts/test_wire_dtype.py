@@ -1,4 +1,4 @@
-"""Fewer bytes between hosts: the same bits on all ranks, within the bounds of docs/hosts.md."""
+"""CCL_WIRE_DTYPE: the same bits on all ranks, errors within the bounds of docs/hosts.md."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def input_of(rank: int, count: int = COUNT) -> torch.Tensor:
 
 
 def error_of(sum_of_host: torch.Tensor, wire_dtype: str) -> torch.Tensor:
-    """What packing may change, element by element; blocks may begin anywhere."""
+    """The largest error of packing, by element; blocks may start at any offset."""
     if wire_dtype == "bf16":
         return sum_of_host.abs() / 256
     around = 2 * BLOCK - 1

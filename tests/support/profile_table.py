@@ -1,4 +1,4 @@
-"""Reads what torch's profiler prints."""
+"""Parses the table that torch's profiler prints."""
 
 import re
 from typing import NamedTuple
@@ -19,7 +19,7 @@ def columns(text: str) -> list[str]:
 
 
 def rows(text: str, start: str) -> list[Row]:
-    """The rows whose names begin with `start`, sorted."""
+    """The rows whose names start with `start`, sorted."""
     heads = columns(text)
     found = []
     for line in text.splitlines():
@@ -29,7 +29,7 @@ def rows(text: str, start: str) -> list[Row]:
     return sorted(found)
 
 
-#: The profiler says on stderr when it starts and stops, in pieces: labels may come between them.
+#: The profiler logs start and stop to stderr in several writes: labels may stand between them.
 LOG = re.compile(r"USDT:[^\]]*\] profiler_(start|stop)(\[\d+\] )?")
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 BOUND_S = 60
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch_ccl"])
+# DDP and optimizers import torch._dynamo, which takes seconds.
+_context.set_forkserver_preload(["torch", "torch._dynamo", "torch_ccl"])
 
 
 class Rank:

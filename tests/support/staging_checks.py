@@ -1,8 +1,8 @@
-"""What ccl must do with tensors of an accelerator, tried on the stand-in device.
+"""Runs the checks of staging accelerator tensors, on the stand-in device.
 
 python tests/support/staging_checks.py [name ...]    needs the environment of standin_device.py
 
-One line of JSON per check says how it came out.
+Prints one line of JSON per check: its name, and its failure or null.
 """
 
 import json
@@ -11,12 +11,12 @@ import traceback
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program, too
-from support import staging_failures  # noqa: F401  (it enters its checks)
+from support import staging_failures  # noqa: F401  (registers its checks)
 from support.ranks import started_ranks
 from support.staging_ranks import CHECKS, SIZE
 from support.staging_results import PREPARE
 
-#: In which a rank ends without a word.
+#: Checks in which this rank is killed.
 DYING = {name: 1 for name in CHECKS if name.startswith("a_peer_that_dies")}
 
 

@@ -1,4 +1,4 @@
-"""Streams that are late or do not come, ranks that die and memory that cannot be pinned."""
+"""Staging with late or stuck streams, dead ranks, and memory that cannot be pinned."""
 
 import contextlib
 import os
@@ -25,28 +25,28 @@ LONG_MS = 15_000  # longer than any check waits
 
 @check
 def a_stream_that_does_not_come_ends_in_time(rank, size):
-    """On one rank alone; the other is told which."""
+    """On one rank; the error on the other rank names it."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
-    time.sleep(rank / 2)  # so that the time of rank 0 is up first
+    time.sleep(rank / 2)  # so that rank 0 times out first
     with fails("standin:0 of rank 0 has not come to this operation", within_s=10):
         dist.all_reduce(tensor, group=group)
 
 
 @check
 def a_stream_that_does_not_come_is_named_by_its_rank(rank, size):
-    """Also if the others' time is up first: they cannot know."""
+    """Also if the other rank times out first: it cannot know the reason."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
     time.sleep((1 - rank) / 2)
-    words = ["standin:0 of rank 0 had not come"] if rank == 0 else ["rank 0"]
+    words = ["standin:0 of rank 0 had not come"] if rank == 0 else ["rank 0 (host"]
     with fails(*words, within_s=10):
         dist.all_reduce(tensor, group=group)
 
 
 @check
 def without_pinned_memory(rank, size):
-    """Copies then hold up the host, but only when the stream has come to them."""
+    """Copies then block the host, but only when the stream reaches them."""
     torch.standin.refuse_pinned(True)
     tensor = delayed(rank)
     dist.all_reduce(tensor)
@@ -59,7 +59,7 @@ def without_pinned_memory(rank, size):
 
 @check
 def a_peer_that_dies_while_copies_are_under_way(rank, size):
-    """Rank 1; see DYING."""
+    """Rank 1 dies; see DYING."""
     die_in_all_reduce(rank)
 
 
@@ -73,7 +73,7 @@ def die_in_all_reduce(rank):
     tensor = delayed(rank, delay_ms=LONG_MS)
     if rank == 1:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    with fails("rank 1", "died", within_s=10):
+    with fails("rank 1 (host", "died", within_s=10):
         dist.all_reduce(tensor)
 
 
@@ -99,13 +99,13 @@ def a_signal_ends_the_wait_for_a_stream(rank, size):
         else:
             raise AssertionError("it was not interrupted")
     else:
-        with fails("rank 0", within_s=20):
+        with fails("failed on rank 0: KeyboardInterrupt", within_s=20):
             dist.all_reduce(delayed(rank))
 
 
 @check
 def a_receive_that_nobody_waits_for_costs_nothing(rank, size):
-    """It is withdrawn, although its stream is far behind, and takes no message."""
+    """A receive whose Work is dropped is cancelled, although its stream is late."""
     dist.barrier()
     behind = delayed(rank, delay_ms=1000)
     start = time.monotonic()
@@ -125,7 +125,7 @@ def a_receive_that_nobody_waits_for_costs_nothing(rank, size):
 
 @check
 def a_receive_waits_for_its_stream_elsewhere(rank, size):
-    """Neither the call, nor get_future(), nor a wait with a shorter time is held up."""
+    """The call, get_future() and a wait with a shorter timeout do not wait for the stream."""
     if rank == 0:
         work = dist.isend(torch.full((1000,), 5.0, device=device_of(rank)), 1)
         dist.barrier()
@@ -146,7 +146,7 @@ def a_receive_waits_for_its_stream_elsewhere(rank, size):
 
 @check
 def a_future_is_enough_to_keep_a_receive(rank, size):
-    """Nobody else holds it, whether the message is there already or not."""
+    """Only the Future holds the receive, whether the message has arrived or not."""
     value = torch.full((1000,), 5.0, device=device_of(rank))
     for is_there in (True, False):
         if rank == 0:
@@ -166,19 +166,19 @@ def a_receive_that_has_failed_writes_nothing_later(rank, size):
         dist.send(torch.full((1000,), 5.0), 1, group=group)
     else:
         into = delayed(rank, delay_ms=3000)
-        torch.standin.set_delay_ms(500)  # of a copy that is enqueued meanwhile
+        torch.standin.set_delay_ms(500)  # the duration of a copy that is enqueued meanwhile
         with fails("standin:1 of rank 1 has not come", within_s=10):
             dist.irecv(into, 0, group=group).wait()
         torch.standin.set_delay_ms(0)
         into.fill_(-1)
         time.sleep(4)
         assert (into.cpu() == -1).all()
-    dist.barrier()  # the group lives
+    dist.barrier()  # the group is usable
 
 
 @check
 def a_receive_whose_stream_does_not_come_ends_with_the_process(rank, size):
-    """It leaves no group in order, and exits."""
+    """The process exits without destroying the group."""
     code = f"""
 import datetime, os, time, torch, torch.distributed as dist
 dist.init_process_group("ccl", init_method="file://{{}}", rank={rank}, world_size={size})

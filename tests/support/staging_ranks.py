@@ -1,6 +1,6 @@
-"""What the checks of staging have in common: their table, late tensors, and failures.
+"""Shared code of the staging checks: their table, delayed tensors, expected failures.
 
-@check enters a function into CHECKS. It is called on two ranks, whose tensors are on standin:0 and
+@check registers a function in CHECKS. It is called on two ranks, with devices standin:0 and
 standin:1.
 """
 
@@ -24,7 +24,7 @@ def device_of(rank: int) -> str:
 
 
 def delayed(rank: int, elements: int = 1000, delay_ms: float = 20) -> torch.Tensor:
-    """Holds rank + 1, but not yet: before, it held zeros."""
+    """A tensor of zeros that holds rank + 1 after the delay."""
     tensor = torch.zeros(elements, device=device_of(rank))
     torch.standin.synchronize(rank)
     torch.standin.set_delay_ms(delay_ms)

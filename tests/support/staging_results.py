@@ -1,4 +1,4 @@
-"""The right numbers, in order with the streams: collectives, pieces, messages, training."""
+"""Results of staging: order with streams, chunks, messages, training."""
 
 import os
 
@@ -31,7 +31,7 @@ def a_missing_wait_of_the_host_would_show(rank, size):
 
 def sum_is_wrong_with(switch, rank):
     switch(True)
-    tensor = delayed(rank)
+    tensor = delayed(rank, delay_ms=1000)  # long enough for a loaded host
     dist.all_reduce(tensor)
     switch(False)
     torch.standin.synchronize(rank)
@@ -59,7 +59,7 @@ def results_are_there_for_every_stream(rank, size):
 
 @check
 def earlier_reads_see_the_old_contents(rank, size):
-    """A kernel that was given before the call reads what the call overwrites."""
+    """A copy that was enqueued before the call reads the contents before the call."""
     target = torch.full((1000,), -1.0, device=device_of(rank))
     new = torch.ones(1000, device=device_of(rank))
     saved = torch.empty_like(target)
@@ -86,7 +86,7 @@ def memory_is_kept_until_it_was_used(rank, size):
     assert torch.standin.torn_copies() == 0
 
 
-# ---- pieces
+# ---- chunks
 
 
 def small_pieces(rank):
@@ -124,7 +124,7 @@ def pieces_make_the_whole(rank, size):
 
 @check
 def overlapping_tensors_in_pieces(rank, size):
-    """The output lies inside of the input, at an odd place."""
+    """The output is inside of the input, at an odd offset."""
     n = 6000
     memory = torch.arange(size * n + 7, dtype=torch.float32)
     expected = size * memory[: size * n].reshape(size, n)[rank]
@@ -136,7 +136,7 @@ def overlapping_tensors_in_pieces(rank, size):
 
 @check
 def copies_of_pieces_overlap(rank, size):
-    """What goes to the host and what comes back, on two streams."""
+    """Copies to the host and back, on two streams."""
     tensor = torch.ones(10 * 1024, device=device_of(rank))
     torch.standin.synchronize(rank)
     torch.standin.set_delay_ms(10)
@@ -148,7 +148,7 @@ def copies_of_pieces_overlap(rank, size):
 
 @check
 def pieces_of_other_wholes_are_a_mismatch(rank, size):
-    """Although the first pieces look alike."""
+    """Although the first chunks are equal."""
     with fails("whole of 2048", "whole of 3072", within_s=20):
         dist.all_reduce(torch.ones(1024 * (rank + 2), device=device_of(rank)))
 
@@ -214,7 +214,7 @@ def one_tensor_twice_in_a_call(rank, size):
 
 @check
 def futures_of_batches_know_the_device(rank, size):
-    """What a callback computes is late, on a stream of its own."""
+    """The results of a callback are delayed, on another stream."""
     one, two = delayed(rank), delayed(rank)
     with _coalescing_manager(device=torch.device(device_of(rank)), async_ops=True) as manager:
         dist.broadcast(one, src=1)
@@ -273,7 +273,7 @@ def objects(rank, size):
 
 @check
 def objects_through_the_device(rank, size):
-    """By a group that has nothing else."""
+    """By a group without another backend."""
     torch.standin.set_device(rank)
     group = dist.new_group(backend="standin:ccl")
     everyones = [None] * size
@@ -341,7 +341,7 @@ def ddp_with_a_communication_hook(rank, size):
     assert (model.module.weight.grad.cpu() == 3).all()
 
 
-# ---- what is refused
+# ---- refused calls
 
 
 @check

@@ -1,7 +1,7 @@
-"""The checks of the stand-in device: functions for an interpreter in which it is loaded.
+"""Checks of the stand-in device, for an interpreter in which it is loaded.
 
-As a program it runs every check in a forked process of its own and prints, for each, a line of JSON
-with its name and how it failed, or null. Forking also shows that loading starts nothing.
+As a program it runs every check in a forked process and prints one line of JSON per check: its
+name, and its failure or null. Forking also shows that loading the device starts no thread.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 BOUND_S = 30
-LATE_MS = 300  # long beside all that the host does meanwhile, on a busy machine too
+LATE_MS = 300  # long compared with the work of the host, also on a loaded machine
 
 CHECKS = {}
 
@@ -30,7 +30,7 @@ def check(function):
 
 
 def late_fill(tensor: torch.Tensor, value: float) -> None:
-    """The current stream is busy with it for LATE_MS; what follows is quick again."""
+    """Fills the tensor with a delay of LATE_MS; later operations have no delay."""
     torch.standin.set_delay_ms(LATE_MS)
     tensor.fill_(value)
     torch.standin.set_delay_ms(0)
@@ -179,7 +179,7 @@ def ignored_waits_give_wrong_numbers():
 
 @check
 def a_source_that_changes_under_way_gives_garbage():
-    """Whatever the delays are: here the reader is the slower one, and begins too early."""
+    """Also if the reader is slower than the writer, and starts too early."""
     x = settled(torch.zeros(1000, device="standin"))
     late_fill(x, 7)
     torch.standin.set_delay_ms(3 * LATE_MS)
@@ -316,7 +316,7 @@ def memory_that_is_not_pinned_holds_up_the_host():
 
 
 def copied_on_another_stream(of: torch.Tensor, record: bool) -> torch.Tensor:
-    """A copy that is still under way when the memory of the original is freed."""
+    """The memory of the source is freed during the copy."""
     side = torch.Stream("standin")
     result = settled(torch.zeros_like(of))
     doomed = settled(of.clone())
@@ -387,7 +387,7 @@ def it_is_the_accelerator():
 
 
 def late_future(*tensors: torch.Tensor) -> torch.futures.Future:
-    """Complete for the host at once; its tensors are written late, by streams of their own."""
+    """Complete for the host at once; other streams write its tensors later."""
     devices = [tensor.device for tensor in tensors]
     future = torch.futures.Future(devices=devices)
     with contextlib.ExitStack() as streams:
@@ -482,7 +482,7 @@ def models_train_on_another_stream():
 def reduce_on_another_stream(
     side: torch.Stream, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """What a collective does, with one rank: it reads and writes behind the current stream."""
+    """As a collective with one rank: reads and writes after the current stream."""
     future = torch.futures.Future(devices=[side.device])
     side.wait_stream(torch.standin.current_stream(side.device))
     with side:

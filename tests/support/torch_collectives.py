@@ -1,8 +1,8 @@
-"""Every collective as torch offers it, together with what it must do.
+"""Every collective of torch, with its expected results.
 
-A Case says what to do and follows from a seed alone, so all ranks know everyone's tensors.
-Exchange(case, rank, group) is one rank's part: its tensors are made at once; issue(), wait() and
-verify() are separate steps, so that several can be under way together.
+A Case describes a call. It is determined by a seed, so all ranks know the tensors of every rank.
+Exchange(case, rank, group) is the call on one rank: the constructor creates the tensors; issue(),
+wait() and verify() are separate steps, so that several exchanges can be in flight.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ class Case:
 
 
 def poll(work) -> None:
-    """Whoever only asks sees the end, too, and then the results are there."""
+    """A caller that only polls sees the completion, and then the results are valid."""
     end = time.monotonic() + POLL_BOUND_S
     while not work.is_completed():
-        assert time.monotonic() < end, "does not end unless it is waited for"
+        assert time.monotonic() < end, "does not complete without wait()"
         time.sleep(0.0001)
 
 
@@ -75,7 +75,7 @@ class Exchange:
         self._works = works if isinstance(works, list) else [works]
 
     def wait(self) -> None:
-        """A call that was not asked to be asynchronous has completed when it returns."""
+        """A synchronous call has completed when it returns."""
         wait = WAYS_TO_WAIT[self.choice(f"way to wait {self.rank}", list(WAYS_TO_WAIT))]
         for work in self._works:
             if work is not None and self.asynchronous:
@@ -83,14 +83,14 @@ class Exchange:
             assert work is None or work.is_completed(), "returned before it was complete"
 
     def verify(self) -> int:
-        """A number in which all ranks agree if the operation gives all of them the same bits."""
+        """A number that is equal on all ranks if the operation gives all of them the same bits."""
         for check in self._checks:
             check()
         if not OPERATIONS[self.case.operation].same_everywhere:
             return 0
         return zlib.crc32(b"".join(x.found().numpy().tobytes() for x in self._results))
 
-    # ---- what follows from the seed
+    # ---- values that the seed determines
 
     def choice(self, what: str, choices: list):
         return random.Random(f"{self.case.seed}/{what}").choice(choices)
@@ -110,7 +110,7 @@ class Exchange:
         return self.choice(f"layout {rank} {role}", choices)
 
     def values(self, rank: int, role: str, shape) -> torch.Tensor:
-        """What a rank's tensor holds before; a role that begins with "in" is only read."""
+        """A rank's tensor before the call; roles that start with "in" are only read."""
         generator = torch.Generator()
         generator.manual_seed(zlib.crc32(f"{self.case.seed}/{rank}/{role}".encode()))
         values = values_of(generator, tuple(shape), self.case.dtype, self.case.flavour)
@@ -122,7 +122,7 @@ class Exchange:
     def reduced(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         return reduced(inputs, self.case.reduction, self.factors)
 
-    # ---- tensors of this rank, and what must be true of them in the end
+    # ---- tensors of this rank, and their expected contents
 
     def _place(self, role: str, shape, make) -> Placed:
         self.layouts[role] = self.layout(self.rank, role, shape)
@@ -194,7 +194,7 @@ def rows_between(x: Exchange) -> list[list[int]]:
 
 
 def shape_of_all(x: Exchange, role: str) -> tuple:
-    """Stacked, concatenated or flat: only the number of elements counts."""
+    """Stacked, concatenated or flat: only the number of elements matters."""
     shape, n = x.case.shape, x.size
     shapes = [(n, *shape), (n * torch.Size(shape).numel(),)]
     if shape:
@@ -359,7 +359,7 @@ def reduce_scatter_single(x: Exchange) -> None:
 
 
 def reduce_scatter_single_in_place(x: Exchange) -> None:
-    """The output is this rank's part of the input, the rest of which stays as it is."""
+    """The output is this rank's part of the input; the rest of the input is not changed."""
     shape = (x.size, *x.case.shape)
     everyones = x.everyones("x", shape)
     expected = everyones[x.rank].clone()
@@ -396,7 +396,7 @@ def all_to_all_uneven(x: Exchange) -> None:
 
 
 def all_to_all_single_of(x: Exchange, rows: list[list[int]], splits: tuple) -> None:
-    """Without splits, torch cuts the first dimension into equal parts."""
+    """Without splits, torch divides the first dimension into equal parts."""
     tail = x.case.shape[1:]
     parts = [x.values(r, "in", (sum(rows[r]), *tail)).split(rows[r])[x.rank] for r in range(x.size)]
     tensor = x.input("in", (sum(rows[x.rank]), *tail))
@@ -461,7 +461,7 @@ def send_recv(x: Exchange) -> None:
 
 
 def waited(x: Exchange, *works) -> list:
-    """Point-to-point calls know no `asyncOp`: who does not want it waits."""
+    """Point-to-point calls have no `asyncOp`: a synchronous case waits."""
     for work in works:
         if not x.asynchronous:
             work.wait()

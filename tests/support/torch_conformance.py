@@ -1,4 +1,4 @@
-"""Thousands of collectives through torch against the reference: the cases, and how they are run.
+"""Thousands of random collectives through torch, compared with the reference.
 
 python tests/support/torch_conformance.py --ranks 3 --cases 1500 --seed 7
 python tests/support/torch_conformance.py --ranks 3 --seed 7 --only 117      one case again
@@ -28,7 +28,7 @@ MAX_FAILURES = 20
 
 
 def combinations_by_operation() -> dict[str, list[tuple]]:
-    """Every collective with every dtype and every reduction that means something for it."""
+    """Every collective with every dtype and every reduction that is defined for it."""
     return {
         operation: [
             (operation, dtype, reduction)
@@ -47,7 +47,7 @@ def combinations() -> list[tuple]:
 
 
 def any_combination(rng: random.Random) -> tuple:
-    """Every collective is as likely as any other, however many reductions it knows."""
+    """All collectives are equally likely, however many reductions they have."""
     return rng.choice(COMBINATIONS[rng.choice(list(COMBINATIONS))])
 
 
@@ -66,7 +66,7 @@ def draw(rng: random.Random, seed: str, size: int, combination: tuple, tag: int 
 
 
 def cases(seed: int, size: int, count: int) -> list[Case]:
-    """All combinations in random order; then any."""
+    """All combinations in random order, then random ones."""
     rng = random.Random(f"{seed}/{size}")
     drawn = rng.sample(combinations(), k=len(combinations()))
     drawn += [any_combination(rng) for _ in range(count - len(drawn))]
@@ -90,7 +90,7 @@ def run_case(case: Case, rank: int) -> int:
 def run_cases(
     rank: int, size: int, seed: int, count: int, only: int | None, device: str
 ) -> tuple[list, list]:
-    """What each case gave (a number in which ranks agree), and what was wrong."""
+    """The result of each case (a number on which ranks agree), and the failures."""
     if device != "cpu":
         place_on(f"{device}:{rank}")
     warnings.simplefilter("ignore", FutureWarning)  # both the old and the new names are called
@@ -104,7 +104,7 @@ def run_cases(
             notes = " ".join(getattr(error, "__notes__", []))
             failures.append(f"{case}: rank {rank}: {type(error).__name__}: {error} {notes}")
             if len(failures) == MAX_FAILURES or isinstance(error, dist.DistBackendError):
-                break  # the group is of no more use
+                break  # the group has failed
     return numbers, failures
 
 
@@ -117,7 +117,7 @@ def conformance(
     device: str = "cpu",
     bound_s: float = 100,
 ) -> list[str]:
-    """Runs the cases on that many ranks and returns what was wrong."""
+    """Runs the cases on `size` ranks and returns the failures."""
     results = run_ranks(size, run_cases, seed, count, only, device, bound_s=bound_s)
     failures = [failure for _, found in results for failure in found]
     chosen = cases(seed, size, count) if only is None else [cases(seed, size, count)[only]]
@@ -128,7 +128,7 @@ def conformance(
 
 
 def report(seed: int, counts: dict[int, int]) -> str:
-    """What was run: how often each collective and dtype came, and ten cases."""
+    """A report: how often each collective and dtype occurred, and ten cases."""
     chosen = [case for size, count in counts.items() for case in cases(seed, size, count)]
     found = Counter(case.operation for case in chosen) + Counter(case.dtype for case in chosen)
     sample = random.Random(seed).sample(chosen, k=10)

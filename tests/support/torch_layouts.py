@@ -1,15 +1,15 @@
 """Tensors of every layout, in memory whose other bytes are known.
 
-Placed(values, "transposed") has a .tensor that shows `values`, and finds out later whether its
-elements hold what they should and whether the bytes around and between them are untouched. It lies
-where place_on() said, by default on the CPU.
+Placed(values, "transposed") has a .tensor with these values. It later checks that the elements have
+the expected values and that the bytes around and between them are unchanged. The memory is on the
+device that place_on() set, by default the CPU.
 """
 
 import torch
 
 from support.torch_reference import bytes_of, components, same_numbers
 
-TAIL = 4  # elements behind the last one
+TAIL = 4  # elements after the last one
 
 _device = torch.device("cpu")
 
@@ -66,7 +66,7 @@ LAZY = {"conjugate": torch.conj, "negative": torch._neg_view}
 
 
 def layouts_of(shape, dtype: torch.dtype, *, written: bool, lazy: bool) -> list[str]:
-    """Those that a tensor of this shape can have. Only the backend itself takes lazy ones."""
+    """The layouts that a tensor of this shape can have. Only the backend accepts lazy ones."""
     layouts = ["contiguous", "offset"]
     if len(shape) > 0:
         layouts.append("sliced")
@@ -107,7 +107,7 @@ class Placed:
     def _room(self) -> torch.Tensor:
         spans = zip(self._shape, self._strides, strict=True)
         last = self._offset + sum(max(0, extent - 1) * stride for extent, stride in spans)
-        # bool: other bytes than 0 and 1 are not a truth value
+        # bool: bytes other than 0 and 1 are invalid
         pattern = 1 if self._dtype == torch.bool else 0x5A
         return torch.full(((last + 1 + TAIL) * self._dtype.itemsize,), pattern, dtype=torch.uint8)
 
@@ -139,7 +139,7 @@ class Placed:
 
 
 def room(shape, dtype: torch.dtype, layout: str) -> Placed:
-    """An output, whose elements hold none of the values to come."""
+    """An output, whose elements have none of the expected values."""
     size = (torch.Size(shape).numel() * dtype.itemsize,)
     pattern = 1 if dtype == torch.bool else 0x5A
     return Placed(torch.full(size, pattern, dtype=torch.uint8).view(dtype).reshape(shape), layout)

@@ -1,8 +1,8 @@
-"""What a reduction must give, and data that is hard on it; no communication here.
+"""Expected results of reductions, and difficult input data; no communication here.
 
 The rules: 16- and 8-bit floats are combined in float32 in rank order and rounded once by torch's
 .to(dtype); float32 and float64 in rank order in their own type; integers wrap; MIN and MAX
-propagate NaN and on a tie keep the earlier rank's value; truth values know only and, or and xor.
+propagate NaN and on a tie keep the earlier rank's value; bool has only and, or and xor.
 """
 
 import torch
@@ -29,7 +29,7 @@ KINDS = {
     torch.bool: "bool",
     **dict.fromkeys(COMPLEX, "complex"),
 }
-# For which kinds of numbers a reduction means something.
+# The kinds of numbers for which a reduction is defined.
 REDUCTIONS = {
     "SUM": {"float", "integer", "bool", "complex"},
     "AVG": {"float", "complex"},

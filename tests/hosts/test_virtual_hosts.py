@@ -1,4 +1,4 @@
-"""The virtual hosts are what the tests of traffic between hosts take them for."""
+"""The virtual hosts of support/virtual_hosts.py."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_two_networks():
         assert one[0].run("hostname") == "h1\n" and other[0].run("hostname") == "other\n"
 
 
-def test_traffic_a_rate_and_a_cut_cable():
+def test_traffic_rate_and_link_down():
     with virtual_hosts(2) as hosts:
         before = hosts[1].sent_bytes()
         assert send(hosts, 1 << 20) < 10
@@ -81,11 +81,11 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_nothing_is_left():
+def test_no_leftovers():
     with virtual_hosts(3) as hosts:
         sleeper = hosts[2].start(["sleep", "1000"])
         holders = [host.holder for host in hosts]
-        # One that nobody waits for, in a session of its own.
+        # A background process in its own session.
         pid = int(hosts[1].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"))
         assert pid in hosts[1].pids()
     assert sleeper.poll() is not None and all(holder.poll() is not None for holder in holders)

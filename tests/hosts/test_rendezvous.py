@@ -1,4 +1,4 @@
-"""How ranks on several hosts find each other: names, addresses, interfaces, ports, secrets."""
+"""Rendezvous between hosts: names, addresses, interfaces, ports, secrets."""
 
 import contextlib
 import os
@@ -20,8 +20,7 @@ STORE_PORT = 29500
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Two networks, the second of which is of use only if it is asked for. Tests leave them as
-    they were."""
+    """Hosts with two networks; the second is used only on request. Tests must not change them."""
     with virtual_hosts(3, networks=2, families=(4, 6)) as hosts:
         yield hosts
 
@@ -37,7 +36,7 @@ def add_up(rank: int, size: int, mebibytes: int = 1) -> None:
 
 @contextlib.contextmanager
 def counted(hosts: list[Host], *devices: str):
-    """Bytes that all hosts sent meanwhile, by device."""
+    """The bytes that all hosts send inside of the block, by device."""
     sent: dict[str, int] = {}
     before = {device: sum(host.sent_bytes(device) for host in hosts) for device in devices}
     yield sent
@@ -45,7 +44,7 @@ def counted(hosts: list[Host], *devices: str):
         sent[device] = sum(host.sent_bytes(device) for host in hosts) - before[device]
 
 
-# ---- who is on the same host
+# ---- detection of ranks on the same host
 
 
 def test_the_same_host_name_twice():
@@ -58,20 +57,20 @@ def test_the_same_host_name_twice():
 
 
 def test_the_same_boot_id_and_host_name_in_two_networks(hosts):
-    """They are not one host: the program enters nothing but the network."""
+    """They are two hosts: the program enters only the network namespaces."""
     with counted(hosts[:2], "eth0") as sent:
         conformance(hosts[:2], [0, 0, 1, 1], 20, "--ops", "allreduce", "--limit-bytes", 65536)
     assert sent["eth0"] > 10_000
 
 
 def test_containers_in_one_network_are_one_host():
-    """Whatever their names, boot_ids and memories."""
+    """Whatever their host names, boot_ids and /dev/shm."""
     with virtual_hosts(1) as hosts:
-        places = [hosts[0], hosts[0].container("inner")]
-        assert len({place.run("hostname") for place in places}) == 2
-        assert len({place.run("cat", "/proc/sys/kernel/random/boot_id") for place in places}) == 2
+        both = [hosts[0], hosts[0].container("inner")]
+        assert len({host.run("hostname") for host in both}) == 2
+        assert len({host.run("cat", "/proc/sys/kernel/random/boot_id") for host in both}) == 2
         with counted(hosts, "eth0", "lo") as sent:
-            run_on_hosts(places, [1, 1], add_up, 16)
+            run_on_hosts(both, [1, 1], add_up, 16)
     assert sum(sent.values()) < 100_000, sent  # the store's
 
 
@@ -79,7 +78,7 @@ def test_containers_in_one_network_are_one_host():
 
 
 def with_debian_names(hosts: list[Host], families: tuple[int, ...] = (4,)) -> None:
-    """A host's own name stands for 127.0.1.1, as Debian's installer writes it."""
+    """A host's own name resolves to 127.0.1.1, as Debian's installer writes it."""
     for host in hosts:
         others = [other for other in hosts if other is not host]
         lines = [f"{other.address_in(0, v)} {other.name}" for other in others for v in families]
@@ -87,7 +86,7 @@ def with_debian_names(hosts: list[Host], families: tuple[int, ...] = (4,)) -> No
 
 
 @pytest.mark.parametrize("master", ["h1", "10.77.0.1"])
-def test_a_name_that_means_loopback(master):
+def test_name_that_resolves_to_loopback(master):
     with virtual_hosts(2) as hosts:
         with_debian_names(hosts)
         assert hosts[0].run("getent", "hosts", "h1").split()[0] == "127.0.1.1"
@@ -120,14 +119,14 @@ def host_ip(host: Host, *words: str) -> None:
 
 
 @pytest.mark.parametrize("extra", [add_interface_that_is_down, add_cable_that_is_loose])
-def test_a_dead_interface_comes_first(extra):
+def test_first_interface_is_down(extra):
     with virtual_hosts(2, before_connect=extra) as hosts:
         addresses = hosts[0].run("ip", "-o", "-4", "addr").splitlines()
         assert "eth0" in addresses[-1] and len(addresses) == 3
         conformance(hosts, [0, 1], 20)
 
 
-# How the store's host may tell which way leads to the others.
+# MASTER_ADDR values by which the host of the store can find its interface.
 HINTS = [
     "its address",
     "a default route",
@@ -136,7 +135,7 @@ HINTS = [
 
 
 @pytest.mark.parametrize("hint", HINTS)
-def test_an_interface_that_leads_nowhere_comes_first(hint):
+def test_first_interface_is_not_connected(hint):
     with virtual_hosts(2, before_connect=add_bridge) as hosts:
         with_debian_names(hosts)
         if hint == "a default route":
@@ -166,7 +165,7 @@ def test_chosen_interface(hosts, setting, device):
     assert total > MIB and sent[device] > 0.99 * total, sent
 
 
-def test_the_way_to_the_store(hosts):
+def test_interface_of_the_store_is_used(hosts):
     with counted(hosts[:2], "eth0", "eth1") as sent:
         run_on_hosts(hosts[:2], [1, 1], add_up, MASTER_ADDR=hosts[0].address_in(1))
     assert sent["eth0"] < 100_000 < MIB < sent["eth1"], sent
@@ -201,14 +200,14 @@ def test_one_host_has_ipv6_alone(master):
         run_on_hosts(hosts, [1, 1], add_up, MASTER_ADDR=master)
 
 
-def test_one_host_has_ipv6_alone_and_no_store_shows_the_way():
+def test_one_host_has_ipv6_alone_and_the_store_has_no_address():
     with virtual_hosts(2, families=(4, 6)) as hosts:
         host_ip(hosts[1], "addr", "del", f"{hosts[1].address}/24", "dev", "eth0")
         conformance(hosts, [0, 1], 10)
 
 
-def test_a_name_that_means_loopback_here_and_ipv6_elsewhere():
-    """The first host does not learn from the store's name that the others come by IPv6."""
+def test_name_that_resolves_to_loopback_here_and_ipv6_elsewhere():
+    """The store's name does not tell the first host that the others use IPv6."""
     with virtual_hosts(2, families=(4, 6)) as hosts:
         with_debian_names(hosts, (4, 6))
         run_on_hosts(hosts, [1, 1], add_up, MASTER_ADDR="h1")
@@ -218,7 +217,7 @@ def test_a_name_that_means_loopback_here_and_ipv6_elsewhere():
 
 
 def listening_ports() -> set[int]:
-    """On this host, but for the store's."""
+    """Listening ports on this host, except the store's."""
     ports = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -263,7 +262,7 @@ def test_a_range_with_too_few_ports(hosts):
 
 
 def write_secrets(hosts: list[Host], secrets: list[str]) -> str:
-    """The same path on all hosts."""
+    """Writes the secrets to the same path on all hosts."""
     for host, secret in zip(hosts, secrets, strict=True):
         host.run("sh", "-c", f"umask 077; echo {secret} > /dev/shm/secret")
     return "/dev/shm/secret"
@@ -290,9 +289,9 @@ def test_secrets_that_differ(hosts):
     assert "CCL_SECRET_FILE" in ranks[1].failure, ranks[1].failure
 
 
-# ---- strangers
+# ---- foreign connections
 
-# Everything that listens on a host but the store hears what no rank would say.
+# Every listening port except the store's receives data that no rank sends.
 STRANGER = """
 import contextlib, os, socket, sys, time
 address, ports = sys.argv[1], [int(port) for port in sys.argv[2:]]
@@ -315,7 +314,7 @@ time.sleep(3)  # longer than a handshake may take
 
 
 def add_up_until(rank: int, size: int, stop: Path, errors: Path) -> int:
-    """Returns the number of sums; what is said meanwhile goes to a file of the rank's."""
+    """Returns the number of sums; stderr of each rank goes to a file."""
     import torch
     import torch.distributed as dist
 
@@ -337,7 +336,7 @@ def listening_on(host: Host) -> list[int]:
     return sorted(ports - {STORE_PORT})
 
 
-def test_strangers(hosts, tmp_path):
+def test_foreign_connections(hosts, tmp_path):
     stop = tmp_path / "stop"
     with started_on_hosts(
         hosts[:2], [1, 1], add_up_until, stop, tmp_path, CCL_PORT_RANGE="20000-20100"

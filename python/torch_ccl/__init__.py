@@ -21,9 +21,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch.distributed
-
 __all__ = [
     "DistEnv",
     "ProcessGroupCCL",
@@ -61,7 +58,7 @@ def _device_types() -> list[str]:
     return list(dict.fromkeys(("cpu", "xpu", *named)))
 
 
-def _create_backend(group: Any, options: Any) -> "torch.distributed.Backend":
+def _create_backend(group: Any, options: Any) -> "ProcessGroupCCL":
     """Create the backend of one group; torch.distributed calls this."""
     from torch_ccl import _C, accelerators
 

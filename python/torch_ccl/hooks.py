@@ -36,7 +36,7 @@ def _average(
     group: dist.ProcessGroup | None, bucket: dist.GradBucket, wire_dtype: str
 ) -> torch.futures.Future[torch.Tensor]:
     backend = _backend_of(group if group is not None else dist.group.WORLD)
-    options = dist.AllreduceOptions()
+    options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.AVG
     options.asyncOp = True
     gradients = bucket.buffer()

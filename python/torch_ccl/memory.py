@@ -21,6 +21,6 @@ def empty(
     """
     extents = size
     if len(size) == 1 and not hasattr(size[0], "__index__"):
-        extents = tuple(cast(Sequence[int], size[0]))
+        extents = tuple(size[0])
     shape = [index(cast(int, extent)) for extent in extents]
     return _C.empty(shape, dtype or torch.get_default_dtype()).requires_grad_(requires_grad)

@@ -16,9 +16,9 @@ def monitored_barrier(
     `timeout` is a timedelta or seconds; default: the group's timeout. Rank 0 raises for the first
     missing rank, or with `wait_all_ranks` for all of them; then every other rank fails too.
     """
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
-        return
     target: Any = dist.group.WORLD if group is None else group
+    if target == dist.GroupMember.NON_GROUP_MEMBER:
+        return
     if isinstance(timeout, int | float):
         timeout = timedelta(seconds=timeout)
     target.monitored_barrier(timeout, wait_all_ranks)

@@ -1,10 +1,12 @@
 """What all tests share: programs, the rule for skips, the table of launchers, the last line."""
 
+import json
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from programs import BUILD_DIR, ROOT
+from support.commands import BUILD_DIR, ROOT
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def program():
 @pytest.fixture(scope="session")
 def slurm():
     """A Slurm of two nodes, n1 and n2; it takes seconds to come up, so there is one for all."""
-    from slurm import cluster
+    from support.slurm_cluster import cluster
 
     with cluster(nodes=2) as started:
         yield started
@@ -88,7 +90,7 @@ def launch_table(record_property):
 
 def pytest_terminal_summary(terminalreporter):
     cells = {
-        dict(report.user_properties)["launched"]: report.outcome
+        tuple(dict(report.user_properties)["launched"]): report.outcome
         for reports in terminalreporter.stats.values()
         for report in reports
         if "launched" in dict(getattr(report, "user_properties", ()))
@@ -106,7 +108,23 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line("  ".join(padded).rstrip())
 
 
-# ---- the last line of a run
+# ---- side by side (pytest-xdist)
+
+
+def pytest_collection_modifyitems(items):
+    """All tests of the session's Slurm cluster run on one worker."""
+    for item in items:
+        if "slurm" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+
+
+# ---- counts and durations of a run
+
+DURATIONS_S: dict[str, float] = defaultdict(float)
+
+
+def pytest_runtest_logreport(report):
+    DURATIONS_S[report.nodeid.partition("@")[0]] += report.duration  # xdist appends @<group>
 
 
 def pytest_unconfigure(config):
@@ -117,7 +135,12 @@ def pytest_unconfigure(config):
     def count(*outcomes):
         return sum(len(reporter.stats.get(outcome, [])) for outcome in outcomes)
 
-    passed = count("passed", "xpassed")
-    failed = count("failed", "error")
-    skipped = count("skipped", "xfailed")
-    reporter.write_line(f"{passed} passed, {failed} failed, {skipped} skipped")
+    counts = {
+        "passed": count("passed", "xpassed"),
+        "failed": count("failed", "error"),
+        "skipped": count("skipped", "xfailed"),
+    }
+    if summary := os.environ.get("TCCL_TEST_SUMMARY"):  # tools/run_tests.py adds up its phases
+        Path(summary).write_text(json.dumps({"counts": counts, "durations_s": DURATIONS_S}))
+    else:
+        reporter.write_line(", ".join(f"{value} {outcome}" for outcome, value in counts.items()))

@@ -1,7 +1,7 @@
 """`torch-ccl bench --peers` without the peers: our own program, the loop's checks, the report."""
 
 import pytest
-from programs import run
+from support.commands import run
 from torch_ccl.cli import peers
 
 # A library of one rank whose sum is wrong in one element.

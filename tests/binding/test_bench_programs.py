@@ -3,8 +3,8 @@
 import mmap
 
 import pytest
-import ranks  # noqa: F401  (its server of processes has torch loaded)
 import torch
+from support import ranks  # noqa: F401  (its server of processes has torch loaded)
 from torch_ccl.cli import footprint, processes
 from torch_ccl.cli.decoder import Shape
 from torch_ccl.cli.footprint_ranks import resident_kib

@@ -1,4 +1,4 @@
-"""What torch's own backend for CPUs refuses, gets wrong or dies of, and what must happen instead.
+"""Calls that Gloo refuses, computes wrongly or crashes in, and the correct result with ccl.
 
 Gloo gives silently wrong numbers for a broadcast or reduce into a view, refuses uneven lists and
 several dtypes, ends in SIGABRT when ranks disagree on a size, names a dead peer by its port, and
@@ -12,13 +12,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks, started_ranks
+from support.ranks import run_ranks, started_ranks
 
 # ---- views
 
 
 def views(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of a view and the tensor whose memory it shows."""
+    """Pairs of a view and its base tensor."""
     whole = [torch.arange(48.0).reshape(6, 8) + 100 * rank for _ in range(3)]
     pictures = torch.arange(48.0).reshape(1, 4, 3, 4) + 100 * rank
     pictures = pictures.to(memory_format=torch.channels_last)

@@ -1,11 +1,11 @@
-"""What `import torch_ccl` adds to the environment, and what it leaves alone."""
+"""The variables that `import torch_ccl` sets, and those that it does not change."""
 
 import json
 import socket
 
 import pytest
-from launching import free_port
-from ranks import BOUND_S, run_script, start_script
+from support.launchers import free_port
+from support.ranks import BOUND_S, run_script, start_script
 from torch.distributed import TCPStore
 from torch_ccl import launchers, meeting_point, said_point
 
@@ -13,7 +13,7 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 def completed(**environment: str) -> str:
-    """RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for what is not set."""
+    """RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for an unset variable."""
     before = dict(environment)
     launchers.complete(environment)
     assert before.items() <= environment.items(), "something was overwritten"
@@ -57,16 +57,16 @@ STEP = {
         ({}, "-/- - -/-"),
         (TORCHRUN, "3/4 1 3/4"),
         (HYDRA, "2/8 0 2/8"),
-        # by hand: where ranks meet at a loopback address they are all on this host
+        # by hand: with a loopback MASTER_ADDR all ranks are on this host
         (BY_HAND, "3/4 3 3/4"),
         ({**BY_HAND, "MASTER_ADDR": "127.0.0.1"}, "3/4 3 3/4"),
         ({**BY_HAND, "MASTER_ADDR": "10.0.0.7"}, "3/4 - 3/4"),
         ({**BY_HAND, "LOCAL_RANK": "0"}, "3/4 0 3/4"),
-        # a wrapper script that copied hydra's numbers; hydra knows the local rank
+        # a wrapper script that copied hydra's variables; hydra sets the local rank
         ({**HYDRA, "RANK": "2", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.7"}, "2/8 0 2/8"),
-        # torchrun started by hydra: the numbers of both stay
+        # torchrun started by hydra: the variables of both stay
         ({**HYDRA, **TORCHRUN}, "3/4 1 2/8"),
-        # half a pair: completed by a launcher that agrees, left to its fate otherwise
+        # half a pair: completed if the launcher's variables agree, left unchanged otherwise
         ({**HYDRA, "WORLD_SIZE": "8"}, "2/8 0 2/8"),
         ({**HYDRA, "WORLD_SIZE": "4"}, "-/4 0 2/8"),
         ({"RANK": "1"}, "1/- - -/-"),
@@ -75,10 +75,10 @@ STEP = {
         (MVAPICH, "5/6 1 5/6"),
         (PALS, "5/6 1 5/6"),
         ({name: value for name, value in PALS.items() if name != "PMI_RANK"}, "5/6 1 5/6"),
-        # a batch script is no task of a step, and waits for nobody
+        # a batch script is no task of a step: size 1
         (BATCH, "-/- - -/-"),
         (STEP, "2/4 0 2/4"),
-        # launchers within others: the innermost counts
+        # nested launchers: the innermost counts
         ({**STEP, **HYDRA}, "2/8 0 2/8"),
         ({**STEP, **TORCHRUN}, "3/4 1 3/4"),
         ({**STEP, **OPEN_MPI}, "5/6 1 5/6"),
@@ -129,8 +129,8 @@ print(os.environ["RANK"], os.environ["WORLD_SIZE"])
 
 
 def test_a_default_that_is_no_text():
-    """Scripts for Intel's package have it. It is not needed where somebody says the rank; where
-    nobody does, it is Python that does not take it."""
+    """Scripts for Intel's package use it. It is not needed if a launcher sets the rank; without
+    a launcher Python refuses it."""
     assert run_script(DEFAULT_THAT_IS_NO_TEXT, **BY_HAND) == "3 4\n"
     assert run_script(DEFAULT_THAT_IS_NO_TEXT, **OPEN_MPI) == "5 6\n"
     alone = start_script(DEFAULT_THAT_IS_NO_TEXT)
@@ -221,11 +221,11 @@ def test_several_hosts_cannot_meet_at_a_loopback_address(address, monkeypatch):
         with pytest.raises(ValueError, match=f"MASTER_ADDR={address} .*several hosts"):
             said_point.require_sense({**environment, **where}, "1")
         said_point.require_sense({**environment, **where, "MASTER_ADDR": "node1"}, "1")
-        for rank in ("0", ""):  # serves the store, or does not say what it is
+        for rank in ("0", ""):  # serves the store, or has no rank
             said_point.require_sense({**environment, **where}, rank)
     for environment in ON_ONE_HOST:
         said_point.require_sense({**environment, **where}, "1")
-    # two launchers on one machine: somebody serves the store
+    # two launchers on one machine: one of them serves the store
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     said_point.require_sense({**ON_TWO_HOSTS[0], **where, "MASTER_PORT": str(store.port)}, "1")
 
@@ -265,7 +265,7 @@ print("made")
 
 
 def test_what_the_call_says_of_its_rank_counts():
-    """Each host may have a job of its own, whatever the launcher says of the hosts."""
+    """Each host may run its own job, whatever the launcher's host variables are."""
     assert "made" in run_script(MADE_BY_CALL)
 
 
@@ -288,7 +288,7 @@ def test_a_batch_script_is_a_group_of_one():
     assert run_script(ALONE, **BATCH).strip() == "0 1 0 1 none [1.0, 1.0]"
 
 
-# ---- the end of a script that has called init() and destroys nothing
+# ---- exit of a script that calls init() and destroys no group
 
 ENDS = """
 import sys, time, torch, torch_ccl, torch.distributed as dist
@@ -313,7 +313,7 @@ else:
     try:
         dist.recv(x, src=0)
     except dist.DistBackendError as error:
-        assert time.monotonic() - begin < 20, "when its time was up"
+        assert time.monotonic() - begin < 20, "it failed only at the timeout"
         print(error)
 """
 

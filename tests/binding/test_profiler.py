@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 OPERATIONS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 

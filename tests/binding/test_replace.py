@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_ccl
-from ranks import run_ranks, run_script
-from served import CPU, check_sum, is_ours, served_by_ccl
+from support.ccl_usage import CPU, check_sum, is_ours, served_by_ccl
+from support.ranks import run_ranks, run_script
 from torch._C import _distributed_c10d as bindings
 from torch.distributed import distributed_c10d as c10d
 
@@ -154,7 +154,7 @@ def test_ddp_logger_reads_what_is_there(monkeypatch):
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1);"
         "print(*check_ddp_log(0, 1))"
     )
-    paths = ":".join(["tests", "tests/binding"])
+    paths = "tests:tests/binding"
     assert run_script(script, CCL_REPLACE="gloo", PYTHONPATH=paths).split() == ["gloo", "2"]
 
 

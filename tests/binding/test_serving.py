@@ -3,20 +3,19 @@
 In fresh interpreters, for the variable counts when torch is imported.
 """
 
-from pathlib import Path
-
 import pytest
-from launching import free_port
-from ranks import BOUND_S, start_script
+from support.commands import ROOT
+from support.launchers import free_port
+from support.ranks import BOUND_S, start_script
 
 RANK = f"""
 import faulthandler, sys
 faulthandler.dump_traceback_later({BOUND_S - 10}, exit=True)
 {{before}}
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import server_calls
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from support import serving_calls
 {{after}}
-server_calls.serve(*map(int, sys.argv[1:]))
+serving_calls.serve(*map(int, sys.argv[1:]))
 """
 
 
@@ -49,9 +48,12 @@ def test_calls_of_servers():
     "after, assertion",
     [
         ("", "assert is_ours(group)"),
-        ("server_calls.is_ours = lambda group: True", "AssertionError: ccl has carried nothing"),
+        (
+            "serving_calls.is_ours = lambda group: True",
+            "AssertionError: ccl has started no operation",
+        ),
     ],
-    ids=["whose group it is", "who has carried something"],
+    ids=["class of the group", "which backend ran the operation"],
 )
 def test_without_the_variable(after, assertion):
     """It is what makes the difference: each of the two assertions fails by itself."""

@@ -2,7 +2,7 @@
 
 import re
 
-from programs import ROOT
+from support.commands import ROOT
 
 
 def test_every_test_that_the_page_names_exists():

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 
-from places import places
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.rank_environments import rank_environments
+from support.virtual_hosts import Host, virtual_hosts
 from torch_ccl.cli.bench import quartiles, readable_bytes, write_json
 from torch_ccl.cli.processes import Processes
 from torch_ccl.cli.timing import WARM_UP, Case, Ranks
 from torch_ccl.cli.verdicts import Others, judged
-from virtual import Host, virtual_hosts
 
 MIB = 1 << 20
 GBIT_RATE = 1e9 / 8  # bytes per second
@@ -158,7 +159,7 @@ def running_ranks(
 ) -> Iterator[Processes]:
     started, pipes = [], []
     try:
-        for host, environment in places(hosts, layout, port, **more):
+        for host, environment in rank_environments(hosts, layout, port, **more):
             mine, theirs = Pipe()
             pipes.append(mine)
             words = [sys.executable, RANK, str(theirs.fileno()), task, ",".join(backends)]

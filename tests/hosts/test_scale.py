@@ -1,13 +1,13 @@
-"""Many ranks over several hosts start, add up and end, on two cores."""
+"""64 ranks on four hosts start, run an all_reduce and exit, on two cores."""
 
 import json
 import sys
 import time
 
 import pytest
-from host_conformance import conformance
-from places import places
-from virtual import virtual_hosts
+from support.host_conformance import conformance
+from support.rank_environments import rank_environments
+from support.virtual_hosts import virtual_hosts
 
 HOSTS = 4
 RANKS = 64
@@ -31,7 +31,7 @@ def test_cpp_ranks(hosts):
     conformance(hosts, host_of, 20, "--watchdog", BOUND_S)
 
 
-# A rank's lines are of one write each.
+# A rank writes each line by one write().
 PARENT = """
 import faulthandler, json, os, sys, time, traceback
 import torch
@@ -70,7 +70,7 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 def test_torch_ranks_forked_from_one_parent_per_host(hosts, tmp_path):
     local = RANKS // HOSTS
     parents = []
-    for host, environment in places(hosts, [1] * HOSTS, WORLD_SIZE=str(RANKS)):
+    for host, environment in rank_environments(hosts, [1] * HOSTS, WORLD_SIZE=str(RANKS)):
         out, err = tmp_path / f"{host.name}.out", tmp_path / f"{host.name}.err"
         numbers = [str(local * len(parents)), str(local), str(BOUND_S)]
         words = [sys.executable, "-c", PARENT, *numbers]

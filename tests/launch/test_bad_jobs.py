@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from launching import clean_environment, ended, free_port
+from support.launchers import clean_environment, ended, free_port
 
 BOUND_S = 60
 JOIN = """

@@ -5,15 +5,12 @@ import resource
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.launchers import clean_environment, free_port
 from torch_ccl.cli import checks, fabric
 from torch_ccl.cli.checks import CHECKS, OK, PROBLEM, WARNING, Finding, Machine
 from torch_ccl.cli.known_settings import SettingError
-
-sys.path.append(str(Path(__file__).parents[1] / "compat"))
-from launching import clean_environment, free_port
 
 BOUND_S = 100
 UNLIMITED = resource.RLIM_INFINITY

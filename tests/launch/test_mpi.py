@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launching import INTEL_MPI, MPICH, OPEN_MPI, OPEN_MPI_OPTIONS, clean_environment, free_port
+from support.launchers import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    OPEN_MPI_OPTIONS,
+    clean_environment,
+    free_port,
+)
 
 BOUND_S = 90
 

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import clean_environment
-from over_hosts import write_ssh
+from support.launchers import clean_environment
+from support.mpi_hosts import write_ssh
+from support.virtual_hosts import KINDS, Host, enter_namespace, virtual_hosts
 from torch_ccl.agent.cores import Core, cores, list_text, parse_list, shares
 from torch_ccl.cli import host_agent
 from torch_ccl.cli.run import DEFAULT_RSH, lay_out, with_one_name_for_this_host
 from torch_ccl.endings import GRACE_S, End, Process, Tail, first_to_fail
-from virtual import KINDS, Host, enter_namespace, virtual_hosts
 
 BOUND_S = 60
 forked = multiprocessing.get_context("forkserver")
@@ -110,7 +110,7 @@ def started(
     variables = clean_environment(**environment)
     if "OMP_NUM_THREADS" not in environment:
         del variables["OMP_NUM_THREADS"]
-    namespaces = [f"/proc/{host.keeper.pid}/ns/{kind}" for kind in KINDS] if host else []
+    namespaces = [f"/proc/{host.holder.pid}/ns/{kind}" for kind in KINDS] if host else []
     arguments = (command, list(words), variables, namespaces)
     process = forked.Process(target=_main, args=arguments)
     process.start()
@@ -748,12 +748,12 @@ def test_a_host_that_never_answers(tmp_path, script):
 
 @pytest.mark.slow
 def test_hosts_that_do_not_reach_each_other(tmp_path, hosts, over_hosts, script):
-    hosts[1].cut()
+    hosts[1].link_down()
     try:
         with over_hosts("-n", "2", script(TELL)) as command:
             assert command.finish() == 1
     finally:
-        hosts[1].join()
+        hosts[1].link_up()
     assert command.err.startswith("torch-ccl run: host h2 cannot reach host h1, where rank 0 is,")
     assert len(command.err.splitlines()) == 1
 

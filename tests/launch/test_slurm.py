@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from over_hosts import AS_ROOT
-from slurm import FEATURE, PARTITION, Cluster, Finished, cluster
+from support.mpi_hosts import AS_ROOT
+from support.slurm_cluster import FEATURE, PARTITION, Cluster, Finished, cluster
 
 SCRIPTS = Path(__file__).parents[1] / "compat/scripts"
 TWO_BY_TWO = ("-N", "2", "--tasks-per-node", "2")

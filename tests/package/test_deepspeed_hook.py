@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from ranks import run_script
+from support.ranks import run_script
 
 # Alone, without torch: for what does not need the package around it.
 ALONE = """

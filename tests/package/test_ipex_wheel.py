@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from environments import OURS, Environment, make_environment
-from programs import ROOT
+from support.commands import ROOT
+from support.python_environments import OURS, Environment, make_environment
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from programs import ROOT, run, shell
+from support.commands import ROOT, run, shell
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the library
 

@@ -12,8 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from environments import INHERITED, Environment, make_environment
-from programs import ROOT, run, shell
+from support.commands import ROOT, run, shell
+from support.python_environments import INHERITED, Environment, make_environment
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds what `make build` has not built yet
 

@@ -22,11 +22,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "binding"))
-from ranks import run_ranks
-from torch_collectives import Case, Exchange
-from torch_conformance import any_combination, draw
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.ranks import run_ranks
+from support.torch_collectives import Case, Exchange
+from support.torch_conformance import any_combination, draw
 
 BATCHES = 150  # per round
 GROUPS = 5  # in each round, the world being the first

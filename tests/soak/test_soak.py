@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from programs import run
+from support.commands import run
 
 SOAK = Path(__file__).resolve().parent / "soak.py"
 

@@ -1,7 +1,7 @@
 import os
 
 import pytest
-from levels import run_at_level
+from support.debug_levels import run_at_level
 
 # On some CPUs torch's bfloat16 matrix product is wrong or missing beyond this instruction set.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")

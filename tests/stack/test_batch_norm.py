@@ -9,7 +9,7 @@ one differentiable all-reduce.
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, data, seeded
+from support.debug_levels import assert_close, assert_equal, data, seeded
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel as DDP

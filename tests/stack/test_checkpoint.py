@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from levels import assert_equal, data, run_at_level, seeded
+from support.debug_levels import assert_equal, data, run_at_level, seeded
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict

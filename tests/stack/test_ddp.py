@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
-from ranks import run_ranks
+from support.debug_levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, data, run_at_level, seeded
+from support.debug_levels import assert_close, assert_equal, data, run_at_level, seeded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

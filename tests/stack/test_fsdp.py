@@ -2,7 +2,14 @@
 
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, assert_same_model, data, run_at_level, seeded
+from support.debug_levels import (
+    assert_close,
+    assert_equal,
+    assert_same_model,
+    data,
+    run_at_level,
+    seeded,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as autograd_functions
-from levels import assert_close, assert_equal, data, run_at_level, seeded
+from support.debug_levels import assert_close, assert_equal, data, run_at_level, seeded
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 

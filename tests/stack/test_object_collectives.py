@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_equal
+from support.debug_levels import assert_equal
 
 
 def belongings(rank: int) -> dict:

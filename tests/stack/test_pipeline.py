@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, data, seeded
+from support.debug_levels import assert_close, assert_equal, data, seeded
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from levels import assert_equal
+from support.debug_levels import assert_equal
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 LENGTH = 37  # neither 2 nor 4 divide it

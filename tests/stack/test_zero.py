@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
-from ranks import run_ranks
+from support.debug_levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
     hook_with_zero_step,

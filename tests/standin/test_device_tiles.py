@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import clean_environment
-from programs import Finished, run
-from standin_device import environment
+from support.commands import Finished, run
+from support.launchers import clean_environment
+from support.standin_device import environment
 
 SCRIPT = """
 import json, os, sys

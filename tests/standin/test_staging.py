@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import staging_checks
-from programs import ROOT, run
-from ranks import run_script
-from standin_device import environment
+from support import staging_checks
+from support.commands import ROOT, run
+from support.ranks import run_script
+from support.standin_device import environment
 
-CONFORMANCE = ROOT / "tests/binding/torch_conformance.py"
+CONFORMANCE = ROOT / "tests/support/torch_conformance.py"
 SERVED = {"CCL_DEVICES": "standin", "OMP_NUM_THREADS": "1"}
 
 

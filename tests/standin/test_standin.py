@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import standin_checks
-from programs import run
-from ranks import run_script
-from standin_device import environment
+from support import standin_checks
+from support.commands import run
+from support.ranks import run_script
+from support.standin_device import environment
 
 pytestmark = pytest.mark.timeout(300)  # the first test pays for all checks
 

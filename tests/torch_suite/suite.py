@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
-sys.path.append(str(Path(__file__).parents[1] / "hosts"))
-from virtual import enter_namespace
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.virtual_hosts import enter_namespace
 
 BOUND_S = 45
 

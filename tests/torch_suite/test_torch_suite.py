@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "hosts"))
-from virtual import virtual_hosts
+from support.virtual_hosts import virtual_hosts
 
 FOLDER = Path(__file__).parent
 GLOO_PASSES_AS_SHIPPED = 94

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from programs import BUILD_DIR, run
+from support.commands import BUILD_DIR, run
 
 GROUP_ABOVE = 60  # a program with more cases is run suite by suite, to start fewer processes
 

@@ -64,7 +64,12 @@ def test_three_wheels(wheels):
         cmake = wheel.read("torch_ccl/lib/cmake/tccl/tcclConfigVersion.cmake").decode()
         assert f'PACKAGE_VERSION "{VERSION}"' in cmake
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"torch_ccl", "oneccl_bindings_for_pytorch", f"torch_ccl-{VERSION}.dist-info"}
+    assert tops == {
+        "torch_ccl",
+        "torch_ccl_command",
+        "oneccl_bindings_for_pytorch",
+        f"torch_ccl-{VERSION}.dist-info",
+    }
     libraries = [name for name in names if re.search(r"\.so(\.|$)", name)]
     assert sorted(libraries) == [f"torch_ccl/{EXTENSION}", "torch_ccl/lib/libtccl.so"]
 

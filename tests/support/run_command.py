@@ -145,7 +145,8 @@ def await_gone(pids: list[int], bound_s: float = 10) -> None:
 REPORT_ENVIRONMENT = """
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHONUNBUFFERED")
 report(rank_variables=[os.environ[name] for name in names],
-    arguments=sys.argv[1:], file=sys.argv[0], cpus=sorted(os.sched_getaffinity(0)), threads=os.environ["OMP_NUM_THREADS"],
+    arguments=sys.argv[1:], file=sys.argv[0],
+    cpus=sorted(os.sched_getaffinity(0)), threads=os.environ["OMP_NUM_THREADS"],
     directory=os.getcwd(), session=os.getsid(0) == os.getpid())
 """
 

@@ -1,5 +1,5 @@
-// libtccl under the common loop. Besides the loop's arguments: RANK and WORLD_SIZE in the
-// environment; the ranks meet in a directory beside the shared file.
+// The benchmark loop on libtccl. RANK and WORLD_SIZE are environment variables; the rendezvous uses
+// a file store next to the loop's shared file.
 #include <tccl/tccl.h>
 
 #include "loop.h"

@@ -1,15 +1,15 @@
-// The loop that every program of `torch-ccl bench --peers` runs, whatever library is below it:
+// The benchmark loop of `torch-ccl bench --peers`, the same for every library:
 //
 //   <program> <shared file> <operation> <warm-up> <bytes>:<iterations>...
 //
-// Rank 0 prints one line per size, {"bytes": 8, "us": [...]}: each iteration's time, the maximum
-// over the ranks; fewer than asked for if a size takes longer than kBudget. Values are new in each
-// iteration, and results are looked at after each: the ends of every block, after the last
-// iteration all of it.
+// Rank 0 prints one line per size, {"bytes": 8, "us": [...]}: the time of each iteration, the
+// maximum over the ranks. A size that takes longer than kTimeBudget has fewer iterations. Every
+// iteration has new values, and its result is checked: the first and the last element of each block,
+// after the last iteration every element.
 //
-// A Library has rank, size, allreduce(x, count) and broadcast(x, count) in place, as torch calls
-// them, and allgather(in, out, count) and alltoall(in, out, count), `count` per rank.
-// `bytes` is the whole result, of which each rank brings a part to allgather and alltoall.
+// A Library has rank, size, allreduce(x, count) and broadcast(x, count), in place as in torch, and
+// allgather(in, out, count) and alltoall(in, out, count), `count` per rank.
+// `bytes` is the size of the whole result; for allgather and alltoall each rank contributes a part.
 #pragma once
 
 #include <fcntl.h>
@@ -32,14 +32,14 @@ namespace loop {
 using Clock = std::chrono::steady_clock;
 
 inline constexpr int kMaxIterations = 10'000;
-inline constexpr int kSpins = 2'000;  // then it yields
-inline constexpr auto kBudget =
-    std::chrono::seconds(5);  // some libraries crawl without a core each
-inline constexpr auto kBound = std::chrono::seconds(60);
-inline constexpr std::size_t kAlignment = 64;  // of tensors in torch
+inline constexpr int kSpins = 2'000;  // before it yields
+// Per size: some libraries are very slow with more ranks than cores.
+inline constexpr auto kTimeBudget = std::chrono::seconds(5);
+inline constexpr auto kBarrierTimeout = std::chrono::seconds(60);
+inline constexpr std::size_t kAlignment = 64;  // as torch's tensors
 
-inline void check(bool good, const std::string& what) {
-  if (!good) throw std::runtime_error(what);
+inline void check(bool condition, const std::string& error) {
+  if (!condition) throw std::runtime_error(error);
 }
 
 inline void pause_cpu() {
@@ -48,8 +48,8 @@ inline void pause_cpu() {
 #endif
 }
 
-/// The libraries' own binding is switched off, so that all of them run on the same cores.
-/// Returns how many cores there are.
+/// The launchers' own binding is off, so that every library uses the same cores.
+/// Returns the number of usable cores.
 inline int pin_to_core(int rank) {
   cpu_set_t allowed;
   check(sched_getaffinity(0, sizeof(allowed), &allowed) == 0, "sched_getaffinity failed");
@@ -63,63 +63,63 @@ inline int pin_to_core(int rank) {
   return CPU_COUNT(&allowed);
 }
 
-/// What the ranks share beside the library under test: a counter at which they meet, and times.
-class Shared {
+/// State that the ranks share outside the library under test: a barrier and the measured times.
+class SharedState {
  public:
-  /// Where ranks share a core, a rank that spun would keep another from ending its call.
-  Shared(const char* path, int rank, int size, int cores)
+  /// With more ranks than cores a spinning rank would delay another rank's call, so none spins.
+  SharedState(const char* path, int rank, int size, int cores)
       : rank_(rank), size_(size), spins_(size > cores ? 0 : kSpins) {
-    const std::size_t bytes = sizeof(Head) + sizeof(double) * kMaxIterations * size;
+    const std::size_t bytes = sizeof(Header) + sizeof(double) * kMaxIterations * size;
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    check(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0, "cannot make the shared file");
+    check(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0, "cannot create the shared file");
     void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     close(fd);
     check(map != MAP_FAILED, "cannot map the shared file");
-    head_ = static_cast<Head*>(map);
-    times_us_ = reinterpret_cast<double*>(head_ + 1);
+    header_ = static_cast<Header*>(map);
+    times_us_ = reinterpret_cast<double*>(header_ + 1);
   }
 
-  /// Returns when all ranks have called it, at the same moment on all that have a core.
-  void meet() {
-    const long goal = ++meetings_ * size_;
-    head_->arrived.fetch_add(1, std::memory_order_acq_rel);  // pairs with the load below
-    const auto deadline = Clock::now() + kBound;
-    for (int spins = 0; head_->arrived.load(std::memory_order_acquire) < goal; ++spins) {
+  /// Ranks that have a core of their own leave it at the same moment.
+  void barrier() {
+    const long expected = ++barriers_ * size_;
+    header_->arrived.fetch_add(1, std::memory_order_acq_rel);  // pairs with the load below
+    const auto deadline = Clock::now() + kBarrierTimeout;
+    for (int spins = 0; header_->arrived.load(std::memory_order_acquire) < expected; ++spins) {
       if (spins < spins_) {
         pause_cpu();
       } else {
-        check(Clock::now() < deadline, "another rank did not come");
+        check(Clock::now() < deadline, "timed out waiting for another rank");
         sched_yield();
       }
     }
   }
 
-  /// Which iteration is the last. Set by one rank before the meeting of that iteration at the
-  /// latest; a rank that is an iteration behind is not disturbed, as a flag would disturb it.
-  void set_last(int iteration) { head_->last.store(iteration, std::memory_order_relaxed); }
-  [[nodiscard]] int last() const { return head_->last.load(std::memory_order_relaxed); }
+  /// The number of the last iteration. Rank 0 sets it before the barrier of that iteration. It is a
+  /// number, not a flag, because another rank may still be in the iteration before.
+  void set_last(int iteration) { header_->last.store(iteration, std::memory_order_relaxed); }
+  [[nodiscard]] int last() const { return header_->last.load(std::memory_order_relaxed); }
 
   void set_time(int iteration, double us) { times_us_[rank_ * kMaxIterations + iteration] = us; }
-  [[nodiscard]] double longest(int iteration) const {
+  [[nodiscard]] double max_over_ranks(int iteration) const {
     double us = 0;
     for (int r = 0; r < size_; ++r) us = std::max(us, times_us_[r * kMaxIterations + iteration]);
     return us;
   }
 
  private:
-  struct Head {
+  struct Header {
     alignas(64) std::atomic<long> arrived;
     alignas(64) std::atomic<int> last;
   };
   int rank_;
   int size_;
   int spins_;
-  long meetings_ = 0;
-  Head* head_ = nullptr;
+  long barriers_ = 0;
+  Header* header_ = nullptr;
   double* times_us_ = nullptr;
 };
 
-/// What a block holds: element j is `first + step * (j % 8)`. Whole numbers: sums are exact.
+/// Contents of a block: element j is `first + step * (j % 8)`. Sums of integers are exact.
 struct Pattern {
   int first = 0;
   int step = 1;
@@ -136,15 +136,15 @@ inline void fill(float* block, std::size_t count, Pattern pattern) {
   for (std::size_t j = 0; j < count; ++j) block[j] = pattern.at(j);
 }
 
-inline bool holds(const float* block, std::size_t count, Pattern pattern, bool all_of_it) {
-  if (!all_of_it) return block[0] == pattern.at(0) && block[count - 1] == pattern.at(count - 1);
+inline bool matches(const float* block, std::size_t count, Pattern pattern, bool full) {
+  if (!full) return block[0] == pattern.at(0) && block[count - 1] == pattern.at(count - 1);
   for (std::size_t j = 0; j < count; ++j) {
     if (block[j] != pattern.at(j)) return false;
   }
   return true;
 }
 
-/// A tensor is one block, or one per rank. Without blocks in the result it is in place.
+/// A tensor has one block, or one block per rank. A result of one block is in place.
 template <class Library>
 struct Operation {
   std::string_view name;
@@ -183,7 +183,7 @@ const Operation<Library>& find(std::string_view name) {
   for (const auto& operation : kOperations<Library>) {
     if (operation.name == name) return operation;
   }
-  throw std::runtime_error("no operation " + std::string(name));
+  throw std::runtime_error("unknown operation " + std::string(name));
 }
 
 struct Free {
@@ -199,9 +199,9 @@ inline Tensor make_tensor(std::size_t count) {
 }
 
 template <class Library>
-void time_size(Library& library, const Operation<Library>& operation, Shared& shared,
+void time_size(Library& library, const Operation<Library>& operation, SharedState& shared,
                std::size_t bytes, int warm_up, int iterations) {
-  check(iterations > 0 && iterations <= kMaxIterations, "no such number of iterations");
+  check(iterations > 0 && iterations <= kMaxIterations, "invalid number of iterations");
   const int in_blocks = operation.blocks_in ? library.size : 1;
   const int out_blocks = operation.blocks_out ? library.size : 1;
   const std::size_t count = std::max<std::size_t>(1, bytes / sizeof(float) / out_blocks);
@@ -209,7 +209,7 @@ void time_size(Library& library, const Operation<Library>& operation, Shared& sh
   const Tensor other = operation.blocks_out ? make_tensor(count * out_blocks) : nullptr;
   float* out = other ? other.get() : in.get();
 
-  const auto enough_at = Clock::now() + kBudget;
+  const auto budget_end = Clock::now() + kTimeBudget;
   bool last = false;
   int i = 0;
   for (; !last; ++i) {
@@ -217,10 +217,10 @@ void time_size(Library& library, const Operation<Library>& operation, Shared& sh
       fill(in.get() + b * count, count, input(i, library.rank, b));
     }
     if (library.rank == 0) {
-      const bool enough = i >= warm_up && Clock::now() > enough_at;
-      shared.set_last(enough ? i : warm_up + iterations - 1);
+      const bool over_budget = i >= warm_up && Clock::now() > budget_end;
+      shared.set_last(over_budget ? i : warm_up + iterations - 1);
     }
-    shared.meet();
+    shared.barrier();
     const auto start = Clock::now();
     operation.call(library, in.get(), out, count);
     const std::chrono::duration<double, std::micro> us = Clock::now() - start;
@@ -228,26 +228,26 @@ void time_size(Library& library, const Operation<Library>& operation, Shared& sh
 
     last = i == shared.last();
     for (int b = 0; b < out_blocks; ++b) {
-      if (holds(out + b * count, count, operation.expected(library, i, b), last)) continue;
+      if (matches(out + b * count, count, operation.expected(library, i, b), last)) continue;
       throw std::runtime_error("wrong result in iteration " + std::to_string(i) + ", block " +
                                std::to_string(b) + " of " + std::string(operation.name) + ", " +
                                std::to_string(bytes) + " bytes");
     }
   }
-  shared.meet();  // all times are there, all results were right
+  shared.barrier();  // every rank has written its times and checked its results
   if (library.rank == 0) {
     std::printf("{\"bytes\": %zu, \"us\": [", bytes);
-    for (int t = 0; t < i - warm_up; ++t) std::printf("%s%.3f", t ? ", " : "", shared.longest(t));
+    for (int t = 0; t < i - warm_up; ++t) std::printf("%s%.3f", t ? ", " : "", shared.max_over_ranks(t));
     std::printf("]}\n");
   }
-  shared.meet();  // nobody overwrites a time before it is printed
+  shared.barrier();  // no rank overwrites a time before rank 0 has printed it
 }
 
 template <class Library>
 int run(Library& library, int argc, char** argv) try {
   check(argc > 4, "usage: <program> <shared file> <operation> <warm-up> <bytes>:<iterations>...");
   const int cores = pin_to_core(library.rank);
-  Shared shared(argv[1], library.rank, library.size, cores);
+  SharedState shared(argv[1], library.rank, library.size, cores);
   const auto& operation = find<Library>(argv[2]);
   const int warm_up = std::stoi(argv[3]);
   for (int i = 4; i < argc; ++i) {

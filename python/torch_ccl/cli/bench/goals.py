@@ -1,11 +1,11 @@
-"""How many times faster than Gloo `ccl` is to be, through torch.distributed on two cores.
+"""Goals for the speed of `ccl` relative to Gloo, through torch.distributed on two cores.
 
-A goal is reached when the lower quartile of the ratios reaches it.
+A goal is reached if the lower quartile of the ratios reaches it.
 """
 
 SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 
-#: (operation, dtype, ranks) -> a ratio for each of SIZES
+#: (operation, dtype, ranks) -> Gloo's time divided by ccl's, for each of SIZES
 GOALS: dict[tuple[str, str, int], tuple[float, ...]] = {
     ("all_reduce", "float32", 2): (30, 40, 25, 6.5, 5.5, 5),
     ("all_reduce", "bfloat16", 2): (40, 40, 25, 9, 6, 6),
@@ -16,8 +16,7 @@ GOALS: dict[tuple[str, str, int], tuple[float, ...]] = {
     ("ping_pong", "float32", 2): (10, 10, 8, 4, 3.5, 2.5),
     ("all_reduce", "float32", 4): (40, 80, 60, 8, 4.5, 4),
 }
-#: It has no size.
-BARRIER_GOAL = 25.0
+BARRIER_GOAL = 25.0  # 2 ranks
 
 
 def goal(op: str, size_bytes: int, dtype: str, ranks: int) -> float | None:

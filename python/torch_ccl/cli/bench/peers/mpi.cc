@@ -1,4 +1,4 @@
-// An MPI library under the common loop. Errors end the program: that is MPI's default.
+// The benchmark loop on an MPI library. An MPI error aborts the program, which is MPI's default.
 #include <mpi.h>
 
 #include "loop.h"

@@ -1,11 +1,13 @@
-"""A transformer that decodes one token at a time, on one rank or cut over several.
+"""A transformer that decodes one token at a time, on one rank or sharded over several.
 
-`qkv` holds query, key and value of one head next to each other, so that a cut of its rows gives
-every rank whole heads, by hand and by DTensor alike.
+`qkv` has the rows of a head's query, key and value next to each other, so that sharding its rows
+gives every rank complete heads, explicitly and with DTensor alike.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from torch.nn import functional
 
 WARM_UP = 4
 
+Reduction = Callable[[torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -21,7 +25,7 @@ class Shape:
     dtype: str = "float32"
     layers: int = 8
     tokens: int = 64
-    #: without them the output is wrong, which the check must notice
+    #: False gives a wrong output, for the test of the check
     with_reductions: bool = True
 
     @property
@@ -33,14 +37,14 @@ class Shape:
         return 5e-2 if self.dtype == "bfloat16" else 1e-4
 
 
-def leave(x: torch.Tensor) -> torch.Tensor:
+def identity(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
 class Block(nn.Module):
-    """Attention and MLP; `reduce` adds up what the ranks have after each of them."""
+    """Attention and MLP; `reduce` sums the partial results of the ranks after each of them."""
 
-    def __init__(self, shape: Shape, size: int = 1, reduce=leave):
+    def __init__(self, shape: Shape, size: int, reduce: Reduction):
         super().__init__()
         hidden, part = shape.hidden, shape.hidden // size
         self.head_size = hidden // shape.heads
@@ -48,33 +52,38 @@ class Block(nn.Module):
         self.out = nn.Linear(part, hidden, bias=False)
         self.up = nn.Linear(hidden, 4 * part, bias=False)
         self.down = nn.Linear(4 * part, hidden, bias=False)
-        self.norms = nn.ModuleList(nn.RMSNorm(hidden) for _ in range(2))
+        self.attention_norm = nn.RMSNorm(hidden)
+        self.mlp_norm = nn.RMSNorm(hidden)
         self.reduce = reduce
-        self.cache: list[torch.Tensor] = []
+        self.cache: list[torch.Tensor] = []  # keys and values
 
-    def forget(self, heads: int, tokens: int) -> None:
-        like = self.norms[0].weight
+    def reset_cache(self, heads: int, tokens: int) -> None:
+        like = self.mlp_norm.weight
         self.cache = [like.new_zeros(heads, tokens, self.head_size) for _ in range(2)]
 
     def attend(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        query, *new = self.qkv(x).view(-1, 3, self.head_size).unbind(1)
-        for kept, fresh in zip(self.cache, new, strict=True):
-            kept[:, position] = fresh
-        keys, values = (kept[None, :, : position + 1] for kept in self.cache)
+        query, *key_value = self.qkv(x).view(-1, 3, self.head_size).unbind(1)
+        for cached, new in zip(self.cache, key_value, strict=True):
+            cached[:, position] = new
+        keys, values = (cached[None, :, : position + 1] for cached in self.cache)
         y = functional.scaled_dot_product_attention(query[None, :, None], keys, values)
-        return self.out(y.reshape(1, -1))
+        return cast(torch.Tensor, self.out(y.reshape(1, -1)))
 
     def forward(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        x = x + self.reduce(self.attend(self.norms[0](x), position))
-        return x + self.reduce(self.down(functional.gelu(self.up(self.norms[1](x)))))
+        x = x + self.reduce(self.attend(self.attention_norm(x), position))
+        return x + self.reduce(self.down(functional.gelu(self.up(self.mlp_norm(x)))))
 
 
 class Decoder(nn.Module):
-    def __init__(self, shape: Shape, size: int = 1, reduce=leave):
+    def __init__(self, shape: Shape, size: int = 1, reduce: Reduction = identity):
         super().__init__()
         self.shape, self.size = shape, size
-        self.blocks = nn.ModuleList(Block(shape, size, reduce) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Block(shape, size, reduce) for _ in range(shape.layers))
         self.to(getattr(torch, shape.dtype))
+
+    @property
+    def blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.layers))
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor, position: int) -> torch.Tensor:
@@ -83,12 +92,12 @@ class Decoder(nn.Module):
         return x
 
     def decode(self) -> tuple[float, torch.Tensor]:
-        """Seconds for all tokens, and the output of each."""
+        """Seconds for all tokens, and the output of each token."""
         shape = self.shape
-        inputs = torch.randn(shape.tokens, 1, shape.hidden, generator=seeded(1))
+        inputs = torch.randn(shape.tokens, 1, shape.hidden, generator=generator_of(1))
         inputs = inputs.to(getattr(torch, shape.dtype))
         for block in self.blocks:
-            block.forget(shape.heads // self.size, shape.tokens)
+            block.reset_cache(shape.heads // self.size, shape.tokens)
         for position in range(min(WARM_UP, shape.tokens)):
             self(inputs[position], position)
         if dist.is_initialized():
@@ -101,19 +110,19 @@ class Decoder(nn.Module):
         return seconds, torch.cat(outputs).float()
 
 
-def seeded(seed: int) -> torch.Generator:
+def generator_of(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def whole_decoder(shape: Shape) -> Decoder:
+def full_decoder(shape: Shape) -> Decoder:
     """The same weights on every rank."""
     model = Decoder(shape)
-    random = seeded(0)
+    generator = generator_of(0)
     with torch.no_grad():
         for block in model.blocks:
             for linear in (block.qkv, block.out, block.up, block.down):
                 scale = linear.in_features**-0.5
-                weight = torch.randn(linear.weight.shape, generator=random) * scale
+                weight = torch.randn(linear.weight.shape, generator=generator) * scale
                 linear.weight.copy_(weight)
     return model
 
@@ -123,19 +132,21 @@ def all_reduce(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def cut_by_hand(whole: Decoder, rank: int, size: int, reduce=all_reduce) -> Decoder:
-    """As Megatron does: two all-reduces in each layer."""
-    model = Decoder(whole.shape, size, reduce if whole.shape.with_reductions else leave)
+def shard_explicitly(
+    full: Decoder, rank: int, size: int, reduce: Reduction = all_reduce
+) -> Decoder:
+    """As Megatron-LM does, with two all-reduces in each layer."""
+    model = Decoder(full.shape, size, reduce if full.shape.with_reductions else identity)
     with torch.no_grad():
-        for block, source in zip(model.blocks, whole.blocks, strict=True):
+        for block, source in zip(model.blocks, full.blocks, strict=True):
             for name, dim in (("qkv", 0), ("up", 0), ("out", 1), ("down", 1)):
-                part = getattr(source, name).weight.chunk(size, dim)[rank]
-                getattr(block, name).weight.copy_(part)
+                shard = getattr(source, name).weight.chunk(size, dim)[rank]
+                getattr(block, name).weight.copy_(shard)
     return model
 
 
-def cut_by_dtensor(whole: Decoder, size: int) -> Decoder:
-    """Changes `whole` itself."""
+def shard_with_dtensor(full: Decoder, size: int) -> Decoder:
+    """Changes `full` in place."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -144,7 +155,7 @@ def cut_by_dtensor(whole: Decoder, size: int) -> Decoder:
     )
 
     mesh = init_device_mesh("cpu", (size,))
-    for block in whole.blocks:
+    for block in full.blocks:
         plan = {
             "qkv": ColwiseParallel(),
             "out": RowwiseParallel(),
@@ -152,5 +163,5 @@ def cut_by_dtensor(whole: Decoder, size: int) -> Decoder:
             "down": RowwiseParallel(),
         }
         parallelize_module(block, mesh, plan)
-    whole.size = size
-    return whole
+    full.size = size
+    return full

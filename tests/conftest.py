@@ -1,4 +1,4 @@
-"""What all tests share: programs, the rule for skips, the table of launchers, the last line."""
+"""Fixtures of all tests, the rule for skips, the table of launchers, the counts of a run."""
 
 import json
 import os
@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 from support.commands import BUILD_DIR, ROOT
+
+# On some CPUs torch's bfloat16 matrix product is wrong or missing beyond this instruction set.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# Ranks share the cores; without this every rank starts as many threads as there are cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
@@ -23,14 +28,14 @@ def program():
 
 @pytest.fixture(scope="session")
 def slurm():
-    """A Slurm of two nodes, n1 and n2; it takes seconds to come up, so there is one for all."""
+    """A Slurm cluster with nodes n1 and n2; its start takes seconds, so all tests share it."""
     from support.slurm_cluster import cluster
 
     with cluster(nodes=2) as started:
         yield started
 
 
-# ---- skips: on the reference machine every one must have a reason in tests/allowed_skips
+# ---- skips: on the reference machine a skip is a failure unless tests/allowed_skips lists it
 
 
 def reference_machine() -> bool:
@@ -80,7 +85,7 @@ def pytest_make_collect_report():
 
 @pytest.fixture
 def launch_table(record_property):
-    """launch_table("MPICH", "train") makes this test a cell of the table below the run."""
+    """launch_table("MPICH", "train") adds the test's outcome to the table at the end."""
 
     def note(launcher: str, script: str) -> None:
         record_property("launched", (launcher, script))

@@ -6,6 +6,7 @@ crashes on a 0-dim output of reduce_scatter.
 """
 
 import os
+import re
 import signal
 import time
 
@@ -105,10 +106,10 @@ def check_sizes(rank: int, size: int, asynchronous: bool) -> str:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_sizes_that_differ(asynchronous):
+def test_different_sizes(asynchronous):
     for message in run_ranks(3, check_sizes, asynchronous):
-        assert "rank 1" in message and ("rank 0" in message or "rank 2" in message), message
-        assert "count 300" in message and "count 400" in message, message
+        assert re.search(r"\brank 1\b", message) and re.search(r"\brank [02]\b", message), message
+        assert "(count 300," in message and "(count 400," in message, message
 
 
 # ---- a dead peer
@@ -141,12 +142,13 @@ def big_send():
 
 
 @pytest.mark.parametrize("blocked", [all_reduce, all_reduce_async, recv, big_send])
-def test_dead_peer_is_a_rank(blocked):
+def test_dead_peer_is_named_by_rank(blocked):
     with started_ranks(3, check_dead_peer, blocked) as ranks:
         pass
     for survivor in (ranks[0], ranks[2]):
         assert not survivor.failure, survivor.failure
-        assert "rank 1" in survivor.value and f"pid {ranks[1].pid}" in survivor.value
+        message = survivor.value
+        assert re.search(rf"\brank 1 \(host \S+, pid {ranks[1].pid}\)", message), message
 
 
 # ---- 0-dim outputs

@@ -1,4 +1,4 @@
-"""`torch-ccl doctor`: every check on machines that are well and on machines that are not."""
+"""`torch-ccl doctor`: every check, on machines with and without problems."""
 
 import json
 import resource
@@ -37,7 +37,7 @@ def raising(error: Exception):
 
 @pytest.fixture
 def machine(tmp_path):
-    """machine(...) is one with 8 CPUs on which nothing is wrong, unless the arguments say so."""
+    """machine(...) has 8 CPUs and no problem, except those that the arguments add."""
 
     def make(files: dict[str, str] | None = None, **facts) -> Machine:
         for name, text in {"sys/devices/system/cpu/online": "0-7", **(files or {})}.items():
@@ -73,7 +73,7 @@ PINNED = {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "2,3,6,7"}
 TWO_RANKS = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
 ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
-#: check, what is given to machine(), what must come out, and a part of what is said
+#: check, arguments of machine(), expected level, part of the expected text
 CASES = [
     ("kernel", {}, OK, "6.1.0"),
     ("kernel", {"release": "4.18.0-553.el8"}, PROBLEM, "5.3"),
@@ -193,7 +193,7 @@ def test_check(machine, name, facts, level, part):
     assert part in f"{finding.found} -> {finding.advice}"
     assert bool(finding.advice) == (level != OK)
     assert "\n" not in finding.found + finding.advice
-    assert "docs/" not in finding.advice, "who has the wheel has no such file"
+    assert "docs/" not in finding.advice, "the wheel has no such file"
 
 
 def test_every_check_has_cases():
@@ -211,14 +211,14 @@ def test_a_port_that_is_taken(machine):
         assert check_master(machine(environment=elsewhere)).level == OK
 
 
-def test_two_ranks_that_cannot(machine, monkeypatch):
+def test_two_ranks_that_fail(machine, monkeypatch):
     monkeypatch.setattr(self_test, "SCRIPT", 'raise ValueError("broken")')
     finding = self_test.check_two_ranks(machine())
     assert finding.level == PROBLEM
     assert "ValueError: broken" in finding.found
 
 
-def test_two_ranks_that_take_too_long(machine, monkeypatch):
+def test_two_ranks_that_time_out(machine, monkeypatch):
     monkeypatch.setattr(self_test, "SCRIPT", "import time; time.sleep(1000)")
     monkeypatch.setattr(self_test, "TIMEOUT_S", 0.5)
     finding = self_test.check_two_ranks(machine())
@@ -247,8 +247,8 @@ def doctor(*options: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-def test_the_command_here():
-    """Two ranks must be able to add up on a machine on which tests run."""
+def test_command_without_problems():
+    """The check with two ranks must pass on a machine that runs the tests."""
     shown = doctor(CCL_CHUNK_BYTE="1")
     assert shown.returncode == 0, shown.stdout
     assert shown.stderr == ""
@@ -262,7 +262,7 @@ def test_the_command_here():
 
 
 @pytest.mark.slow
-def test_the_command_where_something_is_wrong():
+def test_command_with_problems():
     shown = doctor("--json", CCL_ALLREDUCE="magic", CCL_SOCKET_IFNAME="nosuch")
     assert shown.returncode == 1
     levels = {row.pop("check"): Finding(**row).level for row in json.loads(shown.stdout)}

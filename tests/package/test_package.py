@@ -1,4 +1,4 @@
-"""The installed C++ package, used the way somebody outside this repository would."""
+"""The installed C++ package, used by a project outside of this repository."""
 
 import os
 import re
@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from support.commands import ROOT, run, shell
 
-pytestmark = pytest.mark.timeout(900)  # the first test builds the library
+# The first test builds the library, so all run on one worker.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("package")]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: each rank keeps the state of some parameters and sends them."""
+"""ZeroRedundancyOptimizer: each rank keeps the state of some parameters and broadcasts them."""
 
 import copy
 import itertools
@@ -120,7 +120,7 @@ def test_overlap(on_ranks):
 def test_interleaved_overlap(size):
     """It broadcasts in the callbacks of all-reduces, while others are started.
 
-    Not at level DETAIL: there every call first compares notes over Gloo, whose order is lost.
+    Not at level DETAIL: there every call first compares arguments over Gloo, in another order.
     """
     weights = run_ranks(size, check_overlap, hook_with_zero_step_interleaved)
     assert all(w == weights[0] for w in weights)

@@ -1,4 +1,4 @@
-"""Tensors of an accelerator, tried on the stand-in device."""
+"""Staging of accelerator tensors through host memory, on the stand-in device."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SERVED = {"CCL_DEVICES": "standin", "OMP_NUM_THREADS": "1"}
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    """What each check came to; all of them run in one program, which loads torch once."""
+    """The failure of each check, or None; one program runs all checks and imports torch once."""
     result = run(
         [sys.executable, Path(staging_checks.__file__)],
         env={**os.environ, **environment(), **SERVED},
@@ -40,7 +40,7 @@ def test_staging(name, outcomes):
     [(2, 300), pytest.param(4, 1500, marks=pytest.mark.slow)],
 )
 def test_conformance_on_the_device(ranks, cases):
-    """The cases of the CPU, in pieces of 256 bytes: every dtype, reduction and layout."""
+    """The cases of the CPU, in chunks of 256 bytes: every dtype, reduction and layout."""
     command = [sys.executable, CONFORMANCE, "--device", "standin", "--ranks", ranks]
     wanted = {**environment(delay_ms=0.05), **SERVED, "CCL_STAGING_BYTES": "256"}
     result = run([*command, "--cases", cases, "--seed", 5], env={**os.environ, **wanted})

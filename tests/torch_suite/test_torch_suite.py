@@ -1,4 +1,4 @@
-"""torch's own distributed suite on ccl, against what Gloo passes of it."""
+"""torch's own distributed suite on ccl, compared with the tests that pass on Gloo."""
 
 import json
 import os
@@ -18,7 +18,7 @@ BOUND_S = 480
 
 
 def read_list(name: str) -> dict[str, str]:
-    """The names in a list, each with the comment behind it."""
+    """The names in a list, each with its comment."""
     parts = [line.partition("#") for line in (FOLDER / name).read_text().splitlines()]
     return {test.strip(): comment.strip() for test, _, comment in parts if test.strip()}
 
@@ -46,8 +46,8 @@ def results(tmp_path_factory):
     return run_suite(directory, "--backend", "ccl", "--world-size", "4")
 
 
-# Over two hosts, and over four; of both a sample is not slow.
-LEAST_SENT_BYTES = 10_000  # more than the store and its pings
+# Over two and over four hosts; `make test` runs a sample.
+LEAST_SENT_BYTES = 10_000  # more than the traffic of the store
 LAYOUTS = [[0, 0, 1, 1], [0, 1, 2, 3]]
 SAMPLE = "test_all_reduce_sum$|test_broadcast$|test_all_to_all_group$|test_send_recv_any_source$"
 
@@ -55,8 +55,8 @@ SAMPLE = "test_all_reduce_sum$|test_broadcast$|test_all_to_all_group$|test_send_
 def run_over_hosts(directory: Path, layout: list[int], *arguments: str) -> dict[str, dict]:
     with virtual_hosts(len(set(layout))) as hosts:
         networks = ",".join(host.path for host in hosts)
-        places = ",".join(map(str, layout))
-        results = run_suite(directory, "--namespaces", networks, "--host-of", places, *arguments)
+        host_of = ",".join(map(str, layout))
+        results = run_suite(directory, "--namespaces", networks, "--host-of", host_of, *arguments)
         sent = [host.sent_bytes() for host in hosts]
     assert min(sent) > LEAST_SENT_BYTES, f"the hosts did not exchange data: {sent}"
     return results
@@ -84,7 +84,7 @@ def exceptions():
     return read_list("exceptions.txt")
 
 
-# ---- what must hold of the results; each returns what is wrong
+# ---- checks of the results; each returns the failures
 
 
 def not_passed(results, names) -> list[str]:
@@ -133,14 +133,14 @@ def test_exceptions_are_few_and_still_needed(results, exceptions):
         place, _, message = comment.partition(": ")
         assert re.fullmatch(r"torch/\S+\.(py|hpp|cpp):\d+", place), f"{name}: where in torch?"
         assert results[name]["outcome"] == "fail", f"{name} is no exception any more: remove it"
-        # Whatever else goes wrong in it is not excused.
+        # Another failure of the test is not excused.
         assert message and message in results[name]["traceback"], describe(name, results[name])
 
 
 @pytest.mark.timeout(BOUND_S + 60)
-def test_ccl_in_gloos_place_passes_what_gloo_passes(tmp_path):
-    """Asked for by the name of gloo, and with no exceptions. Each test has started operations of
-    ccl, but for those that suite.py lists."""
+def test_ccl_as_gloo_passes_what_gloo_passes(tmp_path):
+    """The suite requests "gloo", without exceptions. Each test must start operations of ccl, except
+    those that suite.py lists."""
     results = run_suite(tmp_path, "--backend", "gloo", "--strict", "--replace")
     names = read_list("gloo_passes.txt")
     assert len(names) >= GLOO_PASSES_AS_SHIPPED

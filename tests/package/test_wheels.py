@@ -261,9 +261,9 @@ def test_setup_py_install_prefix(empty, tmp_path):
     [
         ("--help", 0, "install      build the package"),
         ("install --user", 1, "Can not perform a '--user' install"),  # pip's message
-        ("sdist", 2, "for all else use pip or make: docs/installing.md"),
-        ("install --record files", 2, "for all else use pip or make: docs/installing.md"),
-        ("install torch", 2, "for all else use pip or make: docs/installing.md"),
+        ("sdist", 2, "otherwise use pip or make: docs/installing.md"),
+        ("install --record files", 2, "otherwise use pip or make: docs/installing.md"),
+        ("install torch", 2, "otherwise use pip or make: docs/installing.md"),
     ],
 )
 def test_setup_py_messages(empty, words, status, answer):

@@ -205,7 +205,8 @@ constexpr SettingRow kRows[] = {
     {"CCL_BARRIER", "", kAlgorithmDoc, algorithm_into<Op::barrier>},
 };
 
-constexpr std::string_view kPackageVariables[] = {"CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT", "CCL_RSH"};
+constexpr std::string_view kPackageVariables[] = {"CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT",
+                                                  "CCL_RSH"};
 
 void parse_row(const SettingRow& row, Settings& settings, const std::string& text) {
   try {

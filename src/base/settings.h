@@ -49,7 +49,7 @@ struct SettingRow {
 
 std::span<const SettingRow> setting_rows();
 
-/// Variables CCL_* that the Python package and the command torch-ccl read. The library ignores them.
+/// Variables CCL_* of the Python package and the command torch-ccl. The library ignores them.
 std::span<const std::string_view> package_variables();
 
 /// Defaults overridden by the environment. A value that cannot be parsed is an error that names it.

@@ -60,14 +60,13 @@ std::string setting_json(const SettingValue& row) {
 }
 
 std::string algorithm_json(const AlgorithmChoice& row) {
-  return object({member("operation", to_json(std::string_view(name_of(row.op)))),
-                 member("algorithm", to_json(row.algorithm)), member("doc", to_json(row.doc)),
-                 member("from_bytes", to_json(row.from_bytes)),
-                 member("to_bytes", to_json(row.to_bytes)),
-                 member("from_ranks", to_json(row.from_ranks)),
-                 member("dtypes", to_json(row.dtypes)),
-                 member("several_hosts", to_json(row.several_hosts)),
-                 member("by_setting", to_json(row.by_setting))});
+  return object(
+      {member("operation", to_json(std::string_view(name_of(row.op)))),
+       member("algorithm", to_json(row.algorithm)), member("doc", to_json(row.doc)),
+       member("from_bytes", to_json(row.from_bytes)), member("to_bytes", to_json(row.to_bytes)),
+       member("from_ranks", to_json(row.from_ranks)), member("dtypes", to_json(row.dtypes)),
+       member("several_hosts", to_json(row.several_hosts)),
+       member("by_setting", to_json(row.by_setting))});
 }
 
 std::string settings_json() {

@@ -1,9 +1,12 @@
 // The C functions of libtccl: what tccl/info.h offers, as JSON. Programs that do not link against
 // C++ (the command torch-ccl loads libtccl.so by dlopen) call them.
 //
-//   tccl_settings_json()        {"settings": [{"name", "value", "doc", "is_set"}], "package_variables": [name]}
-//   tccl_info_json()            {"kernels", "algorithms": [...], "settings": [...]} or {"error": text}
-//   tccl_host_addresses_json()  {"addresses": [text]} or {"error": text}
+//   tccl_settings_json()        {"settings": [{"name", "value", "doc", "is_set"}],
+//                                "package_variables": [name]}
+//   tccl_info_json()            {"kernels", "algorithms": [...], "settings": [...]}
+//   tccl_host_addresses_json()  {"addresses": [text]}
+//
+// A function that fails returns {"error": text}.
 //
 // Thread safety: call from any thread. A result is valid until the next call from the same thread.
 #pragma once

@@ -67,6 +67,21 @@ def test_json():
     assert {row["operation"] for row in facts["algorithms"]} >= {"allreduce", "barrier"}
 
 
+def test_values_with_special_characters():
+    value = 'a "b" \\c\n\t\x01é'
+    shown = info("--json", CCL_SECRET_FILE=value)
+    assert shown.returncode == 0, shown.stderr
+    settings = {row["name"]: row["value"] for row in json.loads(shown.stdout)["settings"]}
+    assert settings["CCL_SECRET_FILE"] == value
+
+
+def test_only_the_settings():
+    shown = info("--settings", CCL_CHUNK_BYTES="64K")
+    assert shown.returncode == 0, shown.stderr
+    assert any("CCL_CHUNK_BYTES" in line and "64K" in line for line in shown.stdout.splitlines())
+    assert torch.__version__ not in shown.stdout
+
+
 def test_algorithms_by_table_and_by_environment():
     shown = info("--algorithms", CCL_ALLREDUCE="direct:0-16384;pipelined:16385-max")
     assert shown.returncode == 0, shown.stderr

@@ -71,6 +71,7 @@ def test_three_wheels(wheels):
         "oneccl_bindings_for_pytorch",
         f"torch_ccl-{VERSION}.dist-info",
     }
+    assert {"torch_ccl/py.typed", "torch_ccl/_C.pyi"} <= set(names)
     libraries = [name for name in names if re.search(r"\.so(\.|$)", name)]
     assert sorted(libraries) == [f"torch_ccl/{EXTENSION}", "torch_ccl/lib/libtccl.so"]
 

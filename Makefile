@@ -16,7 +16,7 @@ help:
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make build      .venv with the package installed"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/"
-	@echo "make lint       clang-format, clang-tidy, ruff"
+	@echo "make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
 	@echo "make bench      compare with Gloo, with goals: collectives, whole programs, memory, waiting, start-up"
@@ -93,4 +93,4 @@ compat: build standin setup-tests
 	$(VENV_PYTHON) tests/compat/run.py $(DOCS) $(ARGS)
 
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .venv/.package
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .venv/.package

@@ -7,7 +7,7 @@ import pytest
 from support.launchers import free_port
 from support.ranks import BOUND_S, run_script, start_script
 from torch.distributed import TCPStore
-from torch_ccl import launchers, meeting_point, said_point
+from torch_ccl import launchers, rendezvous, rendezvous_checks
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
@@ -15,7 +15,7 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 def completed(**environment: str) -> str:
     """RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for an unset variable."""
     before = dict(environment)
-    launchers.complete(environment)
+    launchers.export_rank_variables(environment)
     assert before.items() <= environment.items(), "something was overwritten"
     rank, size, local, pmi_rank, pmi_size = (environment.get(name, "-") for name in PLACE)
     return f"{rank}/{size} {local} {pmi_rank}/{pmi_size}"
@@ -163,7 +163,7 @@ def test_place_in_the_job(environment, expected):
         rank, size, local_rank, local_size, host, launcher, master = place
         assert (rank, size, local_rank, local_size, launcher, master) == expected
         assert host == socket.gethostname()
-        launchers.complete(seen)  # changes nothing of it
+        launchers.export_rank_variables(seen)  # changes nothing of it
         assert launchers.get_dist_env(seen) == place
 
 
@@ -183,7 +183,7 @@ except ValueError as error:
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but RANK is not"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2: ranks go from 0"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 of WORLD_SIZE=0: ranks go from 0"),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x is not a number from 0 on"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x is not a non-negative number"),
     ],
 )
 def test_a_place_that_cannot_be(environment, problem):
@@ -197,7 +197,7 @@ def test_a_place_that_cannot_be(environment, problem):
     [("n1", "n1"), ("n[1-3,7],m2", "n1"), ("n[08-10]", "n08"), ("a,b", "a"), ("a-b[3,5]", "a-b3")],
 )
 def test_first_host_of_a_step(written, first):
-    assert meeting_point.first_host(written) == first
+    assert rendezvous.first_host(written) == first
 
 
 ON_TWO_HOSTS = [
@@ -213,21 +213,23 @@ ON_ONE_HOST = [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}, {"SLURM_STEP_NU
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost"])
 def test_several_hosts_cannot_meet_at_a_loopback_address(address, monkeypatch):
-    monkeypatch.setattr(said_point, "PATIENCE_S", 0)
+    monkeypatch.setattr(rendezvous_checks, "RANK_0_TIMEOUT_S", 0)
     with socket.create_server((address, 0)) as server:
         used = str(server.getsockname()[1])
     where = {"MASTER_ADDR": address, "MASTER_PORT": used}
     for environment in ON_TWO_HOSTS:
         with pytest.raises(ValueError, match=f"MASTER_ADDR={address} .*several hosts"):
-            said_point.require_sense({**environment, **where}, "1")
-        said_point.require_sense({**environment, **where, "MASTER_ADDR": "node1"}, "1")
+            rendezvous_checks.validate_master({**environment, **where}, "1")
+        rendezvous_checks.validate_master({**environment, **where, "MASTER_ADDR": "node1"}, "1")
         for rank in ("0", ""):  # serves the store, or has no rank
-            said_point.require_sense({**environment, **where}, rank)
+            rendezvous_checks.validate_master({**environment, **where}, rank)
     for environment in ON_ONE_HOST:
-        said_point.require_sense({**environment, **where}, "1")
+        rendezvous_checks.validate_master({**environment, **where}, "1")
     # two launchers on one machine: one of them serves the store
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    said_point.require_sense({**ON_TWO_HOSTS[0], **where, "MASTER_PORT": str(store.port)}, "1")
+    rendezvous_checks.validate_master(
+        {**ON_TWO_HOSTS[0], **where, "MASTER_PORT": str(store.port)}, "1"
+    )
 
 
 REFUSED = """
@@ -236,7 +238,7 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="9", RANK="1", WORLD_SIZE
 import torch.distributed as dist
 import torch_ccl
 os.environ["LOCAL_WORLD_SIZE"] = "1"
-torch_ccl.said_point.PATIENCE_S = 1
+torch_ccl.rendezvous_checks.RANK_0_TIMEOUT_S = 1
 begin = time.monotonic()
 try:
     dist.init_process_group("ccl")
@@ -258,7 +260,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="1", SLURM_STEP_NUM_NODES="2")
 import torch.distributed as dist
 import torch_ccl
-torch_ccl.said_point.PATIENCE_S = 1
+torch_ccl.rendezvous_checks.RANK_0_TIMEOUT_S = 1
 dist.init_process_group("ccl", rank=0, world_size=1)
 print("made")
 """

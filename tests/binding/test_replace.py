@@ -207,7 +207,7 @@ def test_class_is_a_class():
 
 
 def test_other_names_are_refused():
-    with pytest.raises(ValueError, match="gloo and mpi, not of 'nccl'"):
+    with pytest.raises(ValueError, match="can replace gloo and mpi, not 'nccl'"):
         torch_ccl.replace("gloo", "nccl")
     assert torch_ccl.replaced() == ()
 
@@ -262,7 +262,9 @@ def run_misspelt(filter: str) -> str:
 
 
 def test_misspelt_environment_where_warnings_are_errors():
-    assert "CCL_REPLACE: torch-ccl can take" in run_misspelt("error::UserWarning")
+    assert "CCL_REPLACE: torch-ccl can replace gloo and mpi, not 'glo'" in run_misspelt(
+        "error::UserWarning"
+    )
     assert "CCL_REPLACE" not in run_misspelt("ignore::UserWarning")
 
 

@@ -21,9 +21,10 @@ from support.launchers import LAUNCHERS, clean_environment
 from support.launchers import run_script as run_by
 from support.ranks import run_script
 from torch.utils.data import DataLoader, TensorDataset
-from torch_ccl.endings import GRACE_S
-from torch_ccl.job import init
-from torch_ccl.single_card import cpu_tiles, device_tiles, single_card_dist
+from torch_ccl.environment import init
+from torch_ccl.exit_status import TERMINATE_GRACE_S
+from torch_ccl.single_card import single_card_dist
+from torch_ccl.tiles import cpu_tiles, device_tiles
 
 spawn = single_card_dist.multi_process_spawn
 SIZE = 2
@@ -90,7 +91,7 @@ def test_place_and_cores(tmp_path, monkeypatch):
     said = noted(tmp_path)
     shares = [set(row["cpus"]) for row in said]
     assert not shares[0] & shares[1] and shares[0] | shares[1] <= before[1]
-    sizes = [tile.size for tile in cpu_tiles(before[1], SIZE)]
+    sizes = [tile.threads for tile in cpu_tiles(before[1], SIZE)]
     assert [row["threads"] for row in said] == sizes
     for rank, row in enumerate(said):
         place = [str(rank), "2", str(rank), "2", "127.0.0.1", str(sizes[rank])]
@@ -267,7 +268,7 @@ def test_second_interrupt_kills(tmp_path):
         parent.send_signal(signal.SIGINT)
         await_notes(tmp_path, suffix="asked")
         parent.send_signal(signal.SIGINT)
-        parent.wait(GRACE_S - 1)
+        parent.wait(TERMINATE_GRACE_S - 1)
         assert all(is_gone(row["pid"]) for row in noted(tmp_path))
 
 
@@ -445,11 +446,11 @@ def machine(root: Path, sockets: list[int], nodes: list[str]) -> Path:
 def test_cpu_tiles(tmp_path, sockets, nodes, usable, count, tiles):
     found = cpu_tiles(usable, count, machine(tmp_path, sockets, nodes))
     assert [tile.cpus for tile in found] == tiles
-    assert [tile.size for tile in found] == [len(cpus) for cpus in tiles]
+    assert [tile.threads for tile in found] == [len(cpus) for cpus in tiles]
 
 
 def test_device_tiles():
-    assert [tile.size for tile in device_tiles(2, 8)] == [4, 4]
+    assert [tile.threads for tile in device_tiles(2, 8)] == [4, 4]
     assert [tile.cpus for tile in device_tiles(4, 2, 3)] == [[]] * 3
     with pytest.raises(ValueError, match="tiles=3, but there are 2 devices"):
         device_tiles(2, 8, 3)

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from support.launchers import clean_environment, free_port
-from torch_ccl.cli import checks, fabric
-from torch_ccl.cli.checks import CHECKS, OK, PROBLEM, WARNING, Finding, Machine
-from torch_ccl.cli.known_settings import SettingError
+from torch_ccl.cli import fabric
+from torch_ccl.cli.checks import CHECKS, OK, PROBLEM, WARNING, Finding, Machine, self_test
+from torch_ccl.cli.checks.environment import check_master
+from torch_ccl.libtccl import Error
 
 BOUND_S = 100
 UNLIMITED = resource.RLIM_INFINITY
@@ -20,6 +21,11 @@ GIB = 1 << 30
 def setting_rows(**values: str) -> dict:
     rows = {"CCL_SHARED_BYTES": "16G", **values}
     return {"settings": [{"name": k, "value": v, "is_set": k in values} for k, v in rows.items()]}
+
+
+def settings_table() -> dict:
+    names = ("CCL_SHARED_BYTES", "CCL_CHUNK_BYTES")
+    return {"settings": [{"name": name} for name in names], "package_variables": ["CCL_ROOT"]}
 
 
 def raising(error: Exception):
@@ -45,10 +51,10 @@ def machine(tmp_path):
             "release": "6.1.0-18-amd64",
             "host_name": "localhost",
             "soft_limit": lambda _: UNLIMITED,
-            "try_kernel": lambda: None,
-            "ask_libfabric": lambda: {"version": "1.17", "providers": ["tcp", "verbs;ofi_rxm"]},
+            "call_kernel": lambda: None,
+            "query_libfabric": lambda: {"version": "1.17", "providers": ["tcp", "verbs;ofi_rxm"]},
             "addresses": lambda: ["10.0.0.1"],
-            "setting_names": ["CCL_SHARED_BYTES", "CCL_CHUNK_BYTES"],
+            "settings_table": settings_table,
             "library_info": setting_rows,
         }
         return Machine(**{**healthy, **facts})
@@ -71,9 +77,9 @@ ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE
 CASES = [
     ("kernel", {}, OK, "6.1.0"),
     ("kernel", {"release": "4.18.0-553.el8"}, PROBLEM, "5.3"),
-    ("kernel", {"try_kernel": raising(OSError(1, "Operation not permitted"))}, PROBLEM, "seccomp"),
-    ("tracing", {}, OK, "not needed"),
-    ("tracing", {"files": {"proc/sys/kernel/yama/ptrace_scope": "3"}}, OK, "ptrace_scope 3"),
+    ("kernel", {"call_kernel": raising(OSError(1, "Operation not permitted"))}, PROBLEM, "seccomp"),
+    ("ptrace", {}, OK, "not needed"),
+    ("ptrace", {"files": {"proc/sys/kernel/yama/ptrace_scope": "3"}}, OK, "ptrace_scope 3"),
     ("memory", {}, OK, "no limit"),
     ("memory", {"files": cgroup(memory_max=str(4 * GIB))}, OK, "4.0 GiB"),
     ("memory", {"files": cgroup(memory_max=str(GIB // 4))}, WARNING, "0.2 GiB"),
@@ -108,9 +114,14 @@ CASES = [
     ("workers", {"environment": PINNED}, OK, "2,3,6,7"),  # no job: any number of ranks
     ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "need 2 cores, not 4"),
     ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "torch-ccl info shows them"),
-    ("workers", {"environment": {**TWO_RANKS, "CCL_WORKER_AFFINITY": "1-3"}}, WARNING, "dealt out"),
+    (
+        "workers",
+        {"environment": {**TWO_RANKS, "CCL_WORKER_AFFINITY": "1-3"}},
+        WARNING,
+        "cannot be divided",
+    ),
     ("workers", {"environment": {"CCL_WORKER_AFFINITY": "90"}}, WARNING, "no core 90"),
-    ("workers", {"environment": {"CCL_WORKER_AFFINITY": "x"}}, PROBLEM, "auto or cores"),
+    ("workers", {"environment": {"CCL_WORKER_AFFINITY": "x"}}, PROBLEM, "to auto or cores"),
     ("workers", {"environment": {"CCL_WORKER_COUNT": "9"}}, WARNING, "9 workers on 8 cores"),
     (
         "workers",
@@ -122,7 +133,7 @@ CASES = [
         "workers",
         {"environment": {**TWO_RANKS, **PINNED, "I_MPI_PIN_DOMAIN": "[0xF0,0xF]"}},
         WARNING,
-        "workers of rank 0 are on core 2-3, which rank 1 has",
+        "workers of rank 0 are on core 2-3, which rank 1 uses",
     ),
     (
         "workers",
@@ -133,7 +144,7 @@ CASES = [
     ("libfabric", {}, OK, "libfabric 1.17"),
     ("libfabric", {"environment": {"CCL_ATL_PROVIDER": "verbs"}}, OK, "verbs is used"),
     ("libfabric", {"environment": {"FI_PROVIDER": "efa"}}, PROBLEM, "there is no efa"),
-    ("libfabric", {"ask_libfabric": lambda: {"problem": "not found"}}, WARNING, "libfabric1"),
+    ("libfabric", {"query_libfabric": lambda: {"problem": "not found"}}, WARNING, "libfabric1"),
     ("locked memory", {"soft_limit": lambda _: 1 << 16}, OK, "tcp does not need it"),
     ("locked memory", {"environment": {"FI_PROVIDER": "verbs"}}, OK, "unlimited"),
     (
@@ -157,8 +168,8 @@ CASES = [
     ("host name", {"host_name": "no-such-host.invalid"}, WARNING, "/etc/hosts"),
     ("settings", {}, OK, "all are defaults"),
     ("settings", {"library_info": lambda: setting_rows(CCL_X="1")}, OK, "set: CCL_X"),
-    ("settings", {"library_info": raising(SettingError("CCL_X=y: wrong"))}, PROBLEM, "CCL_X=y"),
-    ("settings", {"library_info": raising(SettingError("wrong"))}, PROBLEM, "torch-ccl info"),
+    ("settings", {"library_info": raising(Error("CCL_X=y: wrong"))}, PROBLEM, "CCL_X=y"),
+    ("settings", {"library_info": raising(Error("wrong"))}, PROBLEM, "torch-ccl info"),
     ("unknown settings", {"environment": {"CCL_SHARED_BYTES": "1G", "CCL_ROOT": "/"}}, OK, "none"),
     (
         "unknown settings",
@@ -166,12 +177,12 @@ CASES = [
         WARNING,
         "CCL_CHUNK_BYTES instead of CCL_CHUNK_BYTE?",
     ),
-    ("place in the job", {}, OK, "no launcher"),
-    ("place in the job", {"environment": TWO_RANKS}, OK, "rank 0 of 2, by environment"),
-    ("place in the job", {"environment": {"RANK": "1"}}, PROBLEM, "WORLD_SIZE is not"),
-    ("place in the job", {"environment": {"RANK": "2", "WORLD_SIZE": "2"}}, PROBLEM, "RANK=2"),
-    ("meeting point", {}, OK, "not set"),
-    ("meeting point", {"environment": {"MASTER_PORT": "99999"}}, PROBLEM, "between 1 and 65535"),
+    ("rank and size", {}, OK, "no launcher"),
+    ("rank and size", {"environment": TWO_RANKS}, OK, "rank 0 of 2, from environment"),
+    ("rank and size", {"environment": {"RANK": "1"}}, PROBLEM, "WORLD_SIZE is not"),
+    ("rank and size", {"environment": {"RANK": "2", "WORLD_SIZE": "2"}}, PROBLEM, "RANK=2"),
+    ("rendezvous", {}, OK, "not set"),
+    ("rendezvous", {"environment": {"MASTER_PORT": "99999"}}, PROBLEM, "between 1 and 65535"),
 ]
 
 
@@ -191,40 +202,40 @@ def test_every_check_has_cases():
 
 def test_a_port_that_is_taken(machine):
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    assert checks.check_meeting_point(machine(environment=environment)).level == OK
+    assert check_master(machine(environment=environment)).level == OK
     with socket.create_server(("", int(environment["MASTER_PORT"]))):
-        assert checks.check_meeting_point(machine(environment=environment)).level == PROBLEM
+        assert check_master(machine(environment=environment)).level == PROBLEM
         other = {**environment, "RANK": "1"}  # rank 0 is expected to have it
-        assert checks.check_meeting_point(machine(environment=other)).level == OK
+        assert check_master(machine(environment=other)).level == OK
         elsewhere = {**environment, "MASTER_ADDR": "192.0.2.77"}
-        assert checks.check_meeting_point(machine(environment=elsewhere)).level == OK
+        assert check_master(machine(environment=elsewhere)).level == OK
 
 
 def test_two_ranks_that_fail(machine, monkeypatch):
-    monkeypatch.setattr(checks, "SELF_TEST", 'raise ValueError("broken")')
-    finding = checks.check_by_trying(machine())
+    monkeypatch.setattr(self_test, "SCRIPT", 'raise ValueError("broken")')
+    finding = self_test.check_two_ranks(machine())
     assert finding.level == PROBLEM
     assert "ValueError: broken" in finding.found
 
 
 def test_two_ranks_that_time_out(machine, monkeypatch):
-    monkeypatch.setattr(checks, "SELF_TEST", "import time; time.sleep(1000)")
-    monkeypatch.setattr(checks, "SELF_TEST_S", 0.5)
-    finding = checks.check_by_trying(machine())
+    monkeypatch.setattr(self_test, "SCRIPT", "import time; time.sleep(1000)")
+    monkeypatch.setattr(self_test, "TIMEOUT_S", 0.5)
+    finding = self_test.check_two_ranks(machine())
     assert finding.level == PROBLEM
-    assert "not ended in time" in finding.found
+    assert "timed out: the ranks did not end in time" in finding.found
 
 
 def test_libfabric_that_is_missing_or_crashes(monkeypatch, tmp_path):
-    assert fabric.look_up().keys() in ({"version", "providers"}, {"problem"})
+    assert fabric.query().keys() in ({"version", "providers"}, {"problem"})
     crashing = tmp_path / "fabric.py"
     crashing.write_text("import os; os.abort()")
     monkeypatch.setattr(fabric, "__file__", str(crashing))
-    assert "does not answer" in fabric.look_up()["problem"]
+    assert "libfabric does not respond" in fabric.query()["problem"]
 
 
 def doctor(*options: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", "from torch_ccl.cli import app; app()", "doctor", *options]
+    command = [sys.executable, "-m", "torch_ccl_command", "doctor", *options]
     return subprocess.run(
         command,
         env=clean_environment(**environment),

@@ -51,8 +51,8 @@ def at(port: int, **variables: str) -> dict[str, str]:
             {"RANK": "2", "WORLD_SIZE": "2"},
             "RANK=2 of WORLD_SIZE=2: ranks go from 0 to WORLD_SIZE - 1",
         ),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one is not a number from 0 on"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not a number from 0 on"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one is not a non-negative number"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not a non-negative number"),
     ],
 )
 def test_invalid_rank_variables(variables, line):
@@ -70,7 +70,7 @@ def foreign_port():
 def test_port_of_another_program(foreign_port, rank):
     line = last_line(start(**at(foreign_port, RANK=rank, WORLD_SIZE="2")))
     if rank == "0":
-        assert f"MASTER_PORT={foreign_port} is taken on {socket.gethostname()}" in line
+        assert f"MASTER_PORT={foreign_port} is in use on {socket.gethostname()}" in line
         assert "set MASTER_PORT to a port that is free" in line
     else:
         assert f"MASTER_PORT={foreign_port}: set MASTER_PORT to a port that is free there" in line

@@ -166,7 +166,7 @@ def test_all_ranks_report_why_rank_0_cannot_serve(mpi):
             out, _ = job.communicate(timeout=BOUND_S)
         finally:
             job.kill()
-    assert job.returncode != 0 and f"MASTER_PORT={port} is taken on " in out, out
+    assert job.returncode != 0 and f"MASTER_PORT={port} is in use on " in out, out
 
 
 FIXES_PORT = """

@@ -60,7 +60,7 @@ def test_srun(slurm):
 
 
 SAY_PORT = """
-from torch_ccl.meeting_point import port_of_job
+from torch_ccl.rendezvous import port_of_job
 follows = env.master.endswith(f":{port_of_job(os.environ)}")
 say("at a port that follows" if follows else "at any port")
 """
@@ -162,7 +162,7 @@ def test_two_concurrent_jobs(slurm, tmp_path):
 TAKE_PORT = """
 import os, socket, subprocess, sys
 from torch.distributed import TCPStore
-from torch_ccl.meeting_point import port_of_job
+from torch_ccl.rendezvous import port_of_job
 
 port = port_of_job({{**os.environ, "SLURM_STEP_ID": "0"}})
 holder = {holder}
@@ -181,7 +181,7 @@ def test_a_port_that_is_taken(slurm, tmp_path, holder):
     """The port of the batch script's first step."""
     script = TAKE_PORT.format(holder=HOLDERS[holder])
     code, out, err = submit(slurm, tmp_path, "python", "-c", script, "srun", *RANK)
-    says = f"port {out.strip()}, which follows from the number of the job, is taken on n1"
+    says = f"port {out.strip()}, which is derived from the job's number, is in use on n1"
     assert code != 0 and err.count(says) == 1, err
 
 
@@ -189,7 +189,7 @@ def test_a_port_that_is_taken(slurm, tmp_path, holder):
 def test_arbitrary_distribution_is_refused(slurm, rank_0_elsewhere):
     options, environment = rank_0_elsewhere
     finished = slurm.run("srun", *options, *RANK, **environment)
-    says = "ValueError: --distribution=arbitrary hides on which host rank 0 is: "
+    says = "ValueError: with --distribution=arbitrary the host of rank 0 is not known: "
     assert finished.code != 0 and finished.err.count(says) == 4, finished.err
 
 

@@ -137,7 +137,7 @@ def test_what_is_there(environment, wheels):
     install(environment, wheels, STAND_IN)
     warning, *refusals, version = environment.shell('python -c "$1"', USE).splitlines()
     assert "changes nothing" in warning
-    assert [line.partition(" is not there")[0] for line in refusals] == [
+    assert [line.partition(" is not supported")[0] for line in refusals] == [
         "intel_extension_for_pytorch.quantization",
         "intel_extension_for_pytorch.xpu.quantization",
         "intel_extension_for_pytorch._C.quantization",

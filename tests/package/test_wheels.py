@@ -65,7 +65,13 @@ def test_three_wheels(wheels):
         cmake = wheel.read("torch_ccl/lib/cmake/tccl/tcclConfigVersion.cmake").decode()
         assert f'PACKAGE_VERSION "{VERSION}"' in cmake
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"torch_ccl", "oneccl_bindings_for_pytorch", f"torch_ccl-{VERSION}.dist-info"}
+    assert tops == {
+        "torch_ccl",
+        "torch_ccl_command",
+        "oneccl_bindings_for_pytorch",
+        f"torch_ccl-{VERSION}.dist-info",
+    }
+    assert {"torch_ccl/py.typed", "torch_ccl/_C.pyi"} <= set(names)
     libraries = [name for name in names if re.search(r"\.so(\.|$)", name)]
     assert sorted(libraries) == [f"torch_ccl/{EXTENSION}", "torch_ccl/lib/libtccl.so"]
 
@@ -256,9 +262,9 @@ def test_setup_py_install_prefix(empty, tmp_path):
     [
         ("--help", 0, "install      build the package"),
         ("install --user", 1, "Can not perform a '--user' install"),  # pip's message
-        ("sdist", 2, "for all else use pip or make: docs/installing.md"),
-        ("install --record files", 2, "for all else use pip or make: docs/installing.md"),
-        ("install torch", 2, "for all else use pip or make: docs/installing.md"),
+        ("sdist", 2, "otherwise use pip or make: docs/installing.md"),
+        ("install --record files", 2, "otherwise use pip or make: docs/installing.md"),
+        ("install torch", 2, "otherwise use pip or make: docs/installing.md"),
     ],
 )
 def test_setup_py_messages(empty, words, status, answer):

@@ -1,18 +1,20 @@
-"""Collectives called on a ProcessGroupCCL itself have completed when they return.
+"""Collectives called directly on a ProcessGroupCCL block until they have completed.
 
     group = ProcessGroupCCL(store, rank, size)
     group.allreduce(x)  # x holds the sum
 
-torch's options ask for an asynchronous operation by default, so a call without options says nothing
-about it. A call with options means what it says: their `asyncOp` decides. torch.distributed always
-passes options, from C++, and does not come through here.
+The default of torch's options is `asyncOp = True`, so a call without options does not say whether
+it is asynchronous. In a call with options, their `asyncOp` decides. torch.distributed always passes
+options, from C++, and does not use these methods.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-# Not send and recv: a rank may send to itself, which completes only with the recv after it.
+# Not send and recv: a rank may send to itself, which completes only with the recv that follows.
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -44,9 +46,9 @@ _OPTIONS = (
 )
 
 
-def _completing(method):
+def _blocking(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(self, *args, **kwargs):
+    def call(self: object, *args: object, **kwargs: object) -> Any:
         work = method(self, *args, **kwargs)
         has_options = any(isinstance(x, _OPTIONS) for x in (*args, *kwargs.values()))
         if work is not None and not has_options:
@@ -56,6 +58,6 @@ def _completing(method):
     return call
 
 
-def complete_direct_calls(backend: type) -> None:
+def make_methods_blocking(backend: type) -> None:
     for name in _COLLECTIVES:
-        setattr(backend, name, _completing(getattr(backend, name)))
+        setattr(backend, name, _blocking(getattr(backend, name)))

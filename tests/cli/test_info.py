@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_ccl.cli.known_settings import unknown_settings
 from torch_ccl.cli.machine import instruction_sets, limits, topology
+from torch_ccl.cli.settings import unknown_settings
+from torch_ccl.libtccl import settings_table
 
 
 def info(*options: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", "from torch_ccl.cli import app; app()", "info", *options]
+    command = [sys.executable, "-m", "torch_ccl_command", "info", *options]
     return subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -29,7 +30,7 @@ def rows_of(output: str, operation: str) -> list[str]:
     return [line for line in output.splitlines() if f"│ {operation} " in line]
 
 
-def test_settings_and_where_they_come_from():
+def test_settings_and_their_sources():
     shown = info(CCL_CHUNK_BYTES="64K", CCL_CHUNK_BYTE="1", CCL_RSH="ssh")
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
@@ -41,10 +42,10 @@ def test_settings_and_where_they_come_from():
     assert "CCL_CHUNK_BYTES" in misspelt
     assert "CCL_RSH" not in shown.stdout  # belongs to `torch-ccl run`
     assert any("torch " in line and torch.__version__ in line for line in lines)
-    assert shown.stderr == ""  # the library need not warn of what is in the table
+    assert shown.stderr == ""  # the table shows it; the library must not warn too
 
 
-def test_all_as_json():
+def test_json():
     shown = info("--json", FI_PROVIDER="sockets", CCL_NO_SUCH_THING="1")
     assert shown.returncode == 0, shown.stderr
     facts = json.loads(shown.stdout)
@@ -66,6 +67,21 @@ def test_all_as_json():
     assert {row["operation"] for row in facts["algorithms"]} >= {"allreduce", "barrier"}
 
 
+def test_values_with_special_characters():
+    value = 'a "b" \\c\n\t\x01é'
+    shown = info("--json", CCL_SECRET_FILE=value)
+    assert shown.returncode == 0, shown.stderr
+    settings = {row["name"]: row["value"] for row in json.loads(shown.stdout)["settings"]}
+    assert settings["CCL_SECRET_FILE"] == value
+
+
+def test_only_the_settings():
+    shown = info("--settings", CCL_CHUNK_BYTES="64K")
+    assert shown.returncode == 0, shown.stderr
+    assert any("CCL_CHUNK_BYTES" in line and "64K" in line for line in shown.stdout.splitlines())
+    assert torch.__version__ not in shown.stdout
+
+
 def test_algorithms_by_table_and_by_environment():
     shown = info("--algorithms", CCL_ALLREDUCE="direct:0-16384;pipelined:16385-max")
     assert shown.returncode == 0, shown.stderr
@@ -76,7 +92,7 @@ def test_algorithms_by_table_and_by_environment():
     assert rows_of(shown.stdout, "barrier")
 
 
-def test_a_setting_that_makes_no_sense_is_named():
+def test_an_invalid_setting_is_named():
     shown = info("--algorithms", CCL_ALLREDUCE="magic")
     assert shown.returncode == 1
     (line,) = shown.stderr.splitlines()
@@ -84,19 +100,18 @@ def test_a_setting_that_makes_no_sense_is_named():
     assert "direct" in line and "pipelined" in line
 
 
-def test_the_nearest_name():
-    names = ["CCL_CHUNK_BYTES", "CCL_ALLREDUCE", "CCL_WORKER_COUNT"]
+def test_the_most_similar_setting():
     environment = dict.fromkeys(
         ["CCL_WORKERS_COUNT", "CCL_ALL_REDUCE", "CCL_ALLREDUCE", "CCL_ROOT", "CCL_Q", "OTHER"], ""
     )
-    assert unknown_settings(environment, names) == {
+    assert unknown_settings(environment, settings_table()) == {
         "CCL_ALL_REDUCE": "CCL_ALLREDUCE",
         "CCL_Q": "",
         "CCL_WORKERS_COUNT": "CCL_WORKER_COUNT",
     }
 
 
-# ---- other machines than this one
+# ---- other machines
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -147,7 +162,7 @@ def test_no_cgroup_no_limits(tmp_path):
 
 
 def test_cgroup_version_2(tmp_path):
-    """The tightest limit counts, also of a group further up."""
+    """The tightest limit counts, including those of ancestors."""
     files = {
         "proc/self/cgroup": "0::/jobs/7",
         "sys/fs/cgroup/cpuset.cpus.effective": "0-63",

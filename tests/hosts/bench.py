@@ -26,14 +26,10 @@ from support.virtual_hosts import Host, virtual_hosts
 from torch_ccl.cli.bench.cases import Case
 from torch_ccl.cli.bench.progress import Step, progress_bar
 from torch_ccl.cli.bench.ranks import EXIT_TIMEOUT_S, Ranks
-from torch_ccl.cli.bench.report import (
-    BackgroundLoad,
-    JsonObject,
-    print_table,
-    write_json,
-)
+from torch_ccl.cli.bench.report import BackgroundLoad, JsonObject, write_json
 from torch_ccl.cli.bench.summary import Summary, time_summary_text
 from torch_ccl.cli.bench.timing import WARM_UP, TimingRanks
+from torch_ccl.cli.tables import print_table
 
 RANK_SCRIPT = str(Path(__file__).with_name("bench_rank.py"))
 START_LAYOUTS = ((2, 1), (4, 1), (2, 4), (4, 4))  # hosts, ranks on each
@@ -219,7 +215,7 @@ def print_rows(rows: list[tuple[Row, Results]], caption: str) -> None:
             cells.append([row.name, *times, figure.name, text, figure.goal_text])
         if not goals_of(row, results):
             cells.append([row.name, time_of("ccl"), time_of("gloo"), "", "", ""])
-    print_table("ccl and Gloo on virtual hosts", columns, cells, caption)
+    print_table("ccl and Gloo on virtual hosts", columns, cells, caption=caption, figures=True)
 
 
 def rows_json(rows: list[tuple[Row, Results]]) -> list[JsonObject]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch_ccl.cli.bench.cases import Case
 from torch_ccl.cli.bench.goals import goal
 from torch_ccl.cli.bench.progress import Step, progress_bar
-from torch_ccl.cli.bench.report import Goal, JsonObject, print_table, write_json
+from torch_ccl.cli.bench.report import Goal, JsonObject, write_json
 from torch_ccl.cli.bench.summary import (
     Summary,
     ratios,
@@ -17,6 +17,7 @@ from torch_ccl.cli.bench.summary import (
     time_text,
 )
 from torch_ccl.cli.bench.timing import TimingRanks, timing_ranks
+from torch_ccl.cli.tables import print_table
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def print_results(results: list[CaseResult], backends: list[str], goals: bool) -
     columns += ["goal"] if goals else [f"{backend} p99" for backend in backends]
     for title, group in groupby(results, lambda result: result.case.title):
         rows = [table_row(result, goals) for result in group]
-        print_table(f"{title}: median (quartiles)", columns, rows)
+        print_table(f"{title}: median (quartiles)", columns, rows, figures=True)
 
 
 def bench_collectives(

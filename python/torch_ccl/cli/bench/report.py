@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_ccl.cli.bench.summary import Summary
 from torch_ccl.cli.machine import cpu_model
+from torch_ccl.cli.tables import print_table
 
 JsonObject = dict[str, Any]
 
@@ -88,36 +89,13 @@ class BackgroundLoad:
         return f"load of other programs: {self.cores():.2f} cores"
 
 
-def print_table(
-    title: str, columns: list[str], rows: list[list[str]], caption: str | None = None
-) -> None:
-    """As wide as the terminal. The first column is text, the others are figures."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        title=title,
-        caption=caption,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        pad_edge=False,
-    )
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-
-
 def print_figures(title: str, figures: list[Figure], load: BackgroundLoad, goals: bool) -> None:
     columns = ["", "median (quartiles)", *(["goal"] if goals else [])]
     rows = [
         [figure.name, figure.summary.text(figure.unit), *([figure.goal_text] if goals else [])]
         for figure in figures
     ]
-    print_table(title, columns, rows, str(load))
+    print_table(title, columns, rows, caption=str(load), figures=True)
 
 
 def commit() -> str:

@@ -14,8 +14,9 @@ from torch_ccl.cli.bench.cases import Case
 from torch_ccl.cli.bench.peers.libraries import LIBRARIES, Library, PeerError, build_mpi, build_ours
 from torch_ccl.cli.bench.peers.run import time_operation
 from torch_ccl.cli.bench.progress import Step, progress_bar
-from torch_ccl.cli.bench.report import Goal, JsonObject, print_table, write_json
+from torch_ccl.cli.bench.report import Goal, JsonObject, write_json
 from torch_ccl.cli.bench.summary import Summary, ratios, size_text, time_summary_text
+from torch_ccl.cli.tables import print_table
 
 __all__ = ["LIBRARIES", "OPERATIONS", "PeerError", "bench_peers"]
 
@@ -86,9 +87,8 @@ def print_goals(results: list[CaseResult]) -> None:
 def print_results(results: list[CaseResult], names: list[str], goals: bool) -> None:
     columns = ["size", *names, f"{OURS} / fastest peer", *([f"goal {GOAL}"] if goals else [])]
     for title, group in groupby(results, lambda result: result.case.title):
-        print_table(
-            f"{title}: median (quartiles)", columns, [table_row(result, goals) for result in group]
-        )
+        rows = [table_row(result, goals) for result in group]
+        print_table(f"{title}: median (quartiles)", columns, rows, figures=True)
     if goals:
         print_goals(results)
 

@@ -17,13 +17,8 @@ from torch_ccl.cli.bench.programs.decode import SHAPES, decode
 from torch_ccl.cli.bench.programs.training import FSDP2_TASKS, ddp_step, fsdp2_step
 from torch_ccl.cli.bench.programs.variants import ProgramResult
 from torch_ccl.cli.bench.progress import Step, progress_bar
-from torch_ccl.cli.bench.report import (
-    BackgroundLoad,
-    JsonObject,
-    print_figures,
-    print_table,
-    write_json,
-)
+from torch_ccl.cli.bench.report import BackgroundLoad, JsonObject, print_figures, write_json
+from torch_ccl.cli.tables import print_table
 
 #: Name -> function and number of configurations.
 PROGRAMS: dict[str, tuple[Callable[[int, Step], list[ProgramResult]], int]] = {
@@ -35,7 +30,9 @@ PROGRAMS: dict[str, tuple[Callable[[int, Step], list[ProgramResult]], int]] = {
 
 def print_speeds(result: ProgramResult) -> None:
     rows = [[name, speed.text()] for name, speed in result.speeds.items()]
-    print_table(f"{result.name}: {result.unit}", ["variant", "median (quartiles)"], rows)
+    print_table(
+        f"{result.name}: {result.unit}", ["variant", "median (quartiles)"], rows, figures=True
+    )
 
 
 def result_json(result: ProgramResult) -> JsonObject:

@@ -325,11 +325,11 @@ def run_two(script: str) -> list[tuple[int, str, str]]:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [start_script(script, RANK=rank, **place) for rank in "01"]
     try:
-        said = [rank.communicate(timeout=BOUND_S) for rank in ranks]
+        printed = [rank.communicate(timeout=BOUND_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.returncode, *lines) for rank, lines in zip(ranks, said, strict=True)]
+    return [(rank.returncode, *lines) for rank, lines in zip(ranks, printed, strict=True)]
 
 
 @pytest.mark.parametrize("last_words", ["pass", "sys.exit(0)"])

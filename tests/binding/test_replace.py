@@ -244,8 +244,8 @@ with warnings.catch_warnings(record=True) as caught:
     import torch
 print(*[w.message for w in caught if "CCL_REPLACE" in str(w.message)])
 """
-    said = run_script(script, CCL_REPLACE="gloo,glo")
-    assert "CCL_REPLACE" in said and "'glo'" in said and "nothing is replaced" in said
+    printed = run_script(script, CCL_REPLACE="gloo,glo")
+    assert "CCL_REPLACE" in printed and "'glo'" in printed and "nothing is replaced" in printed
 
 
 def run_misspelt(filter: str) -> str:
@@ -286,8 +286,8 @@ except ValueError as problem:
     print(problem)
 assert torch_ccl.replaced() == () and not dist.is_mpi_available()  # all or nothing
 """
-    said = run_script(script, CCL_REPLACE="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert said.count("this torch has no Gloo") == 2 and "nothing is replaced" in said
+    printed = run_script(script, CCL_REPLACE="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert printed.count("this torch has no Gloo") == 2 and "nothing is replaced" in printed
 
 
 # ---- mpi

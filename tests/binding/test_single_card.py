@@ -88,12 +88,12 @@ def test_place_and_cores(tmp_path, monkeypatch):
     assert spawn(say_place, (str(tmp_path),), tiles=SIZE) == 0
     assert (dict(os.environ), os.sched_getaffinity(0)) == before
 
-    said = noted(tmp_path)
-    shares = [set(row["cpus"]) for row in said]
+    printed = noted(tmp_path)
+    shares = [set(row["cpus"]) for row in printed]
     assert not shares[0] & shares[1] and shares[0] | shares[1] <= before[1]
     sizes = [tile.threads for tile in cpu_tiles(before[1], SIZE)]
-    assert [row["threads"] for row in said] == sizes
-    for rank, row in enumerate(said):
+    assert [row["threads"] for row in printed] == sizes
+    for rank, row in enumerate(printed):
         place = [str(rank), "2", str(rank), "2", "127.0.0.1", str(sizes[rank])]
         # torch_ccl, which f's module imports, adds the variables that hydra would set.
         of_others = [str(rank), None, None]
@@ -159,8 +159,8 @@ def raise_error(text):
 
 def test_traceback_is_shown(capfd):
     assert spawn(raise_error, ("the reason",), tiles=SIZE) == 1
-    said = capfd.readouterr().err
-    assert "in raise_error" in said and "ValueError: the reason" in said, said
+    printed = capfd.readouterr().err
+    assert "in raise_error" in printed and "ValueError: the reason" in printed, printed
 
 
 def leave_the_other_waiting(directory):
@@ -403,8 +403,8 @@ sys.stdout.write(f"{tile.rank} of {dist.get_world_size()}: {len(tile.train_sampl
 def test_other_launchers(launcher, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OTHERS_START_IT)
-    said = [rank.out for rank in run_by(LAUNCHERS[launcher], script)]
-    assert said == [f"{rank} of 2: 4 samples\n" for rank in range(SIZE)]
+    printed = [rank.out for rank in run_by(LAUNCHERS[launcher], script)]
+    assert printed == [f"{rank} of 2: 4 samples\n" for rank in range(SIZE)]
 
 
 def test_without_a_launcher():

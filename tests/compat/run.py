@@ -213,8 +213,8 @@ def run_install(line: str, setvars: str) -> None:
         dist = f"{directory}/dist"
         shell(f"make -C {ROOT} wheel DIST={dist}", env=INHERITED)
         environment.shell(line, cwd=ROOT, DIST=dist)
-        said = environment.shell(f"{setvars}\necho root: $CCL_ROOT")
-        assert f"root: {environment.site_packages / 'torch_ccl'}" in said.splitlines(), said
+        printed = environment.shell(f"{setvars}\necho root: $CCL_ROOT")
+        assert f"root: {environment.site_packages / 'torch_ccl'}" in printed.splitlines(), printed
 
 
 # ---- a batch script that the document describes, on a Slurm cluster of two nodes

@@ -54,9 +54,9 @@ def prints_rank_and_size(ranks: list[Finished], directory: Path) -> None:
 def has_trained(ranks: list[Finished], directory: Path) -> None:
     """The result is that of one process with the data of all ranks."""
     expected_losses, expected_weights = trained_alone(len(ranks))
-    said = [rank.out.splitlines() for rank in ranks]
-    assert len({weights for _, weights in said}) == 1, said
-    for (losses, weights), expected in zip(said, expected_losses, strict=True):
+    printed = [rank.out.splitlines() for rank in ranks]
+    assert len({weights for _, weights in printed}) == 1, printed
+    for (losses, weights), expected in zip(printed, expected_losses, strict=True):
         assert json.loads(losses.removeprefix("losses ")) == pytest.approx(expected, rel=1e-4)
         found = torch.cat([torch.tensor(w) for w in json.loads(weights.removeprefix("weights "))])
         torch.testing.assert_close(found, expected_weights)
@@ -247,8 +247,8 @@ def train_by_hydra(count: int, places: str, preload: str, mpiexec: str) -> None:
     hosts, out, err = run_over_hosts(count, block, files, mpiexec)
     found = [line for line in out if "{" in line]
     have_settings(Ran(block, mpiexec, hosts, found, err))
-    said = split_by_label("\n".join(line for line in out if line not in found), HYDRA_LABEL)
-    has_trained([Finished(r, said[str(r)], "") for r in range(len(found))], Path())
+    printed = split_by_label("\n".join(line for line in out if line not in found), HYDRA_LABEL)
+    has_trained([Finished(r, printed[str(r)], "") for r in range(len(found))], Path())
 
 
 @pytest.mark.slow

@@ -101,8 +101,8 @@ report(done=True)
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_collectives(hosts, layout):
-    said = run_ranks(hosts[: len(layout)], layout, COLLECTIVES)
-    assert said == [[{"done": True}]] * 4
+    reports = run_ranks(hosts[: len(layout)], layout, COLLECTIVES)
+    assert reports == [[{"done": True}]] * 4
 
 
 # ---- failures
@@ -240,5 +240,5 @@ dist.destroy_process_group()
 
 def test_memory_does_not_grow(hosts):
     """After the warm-up libfabric's rings are fully in use."""
-    for said in run_ranks(hosts[:2], [1, 1], MANY_OPERATIONS):
-        assert said[0]["grown"] <= 128, said
+    for reports in run_ranks(hosts[:2], [1, 1], MANY_OPERATIONS):
+        assert reports[0]["grown"] <= 128, reports

@@ -355,5 +355,5 @@ def test_foreign_connections(hosts, tmp_path):
     for number, rank in enumerate(ranks):
         assert not rank.failure, rank.failure
         assert rank.value > 1
-        said = (tmp_path / str(number)).read_text().splitlines()
-        assert len(said) == 1 and "was dropped" in said[0], said
+        printed = (tmp_path / str(number)).read_text().splitlines()
+        assert len(printed) == 1 and "was dropped" in printed[0], printed

@@ -47,8 +47,8 @@ def be_rank(rank, local_rank):
     ready = time.monotonic()
     assert (x == size * (size - 1) / 2).all(), x
     dist.destroy_process_group()
-    said = {"rank": rank, "begun": begun, "ready": ready, "ended": time.monotonic()}
-    os.write(1, (json.dumps(said) + "\\n").encode())
+    report = {"rank": rank, "begun": begun, "ready": ready, "ended": time.monotonic()}
+    os.write(1, (json.dumps(report) + "\\n").encode())
 
 first, count, bound_s = map(int, sys.argv[1:])
 children = []
@@ -81,10 +81,10 @@ def test_torch_ranks_forked_from_one_parent_per_host(hosts, tmp_path):
     for process, _, err in parents:
         code = process.wait(max(0, end - time.monotonic()))
         assert code == 0, err.read_text()[-4000:]
-    said = [json.loads(line) for _, out, _ in parents for line in out.read_text().splitlines()]
-    assert sorted(each["rank"] for each in said) == list(range(RANKS))
-    first, last = min(each["begun"] for each in said), max(each["ready"] for each in said)
-    ended = max(each["ended"] for each in said)
+    printed = [json.loads(line) for _, out, _ in parents for line in out.read_text().splitlines()]
+    assert sorted(each["rank"] for each in printed) == list(range(RANKS))
+    first, last = min(each["begun"] for each in printed), max(each["ready"] for each in printed)
+    ended = max(each["ended"] for each in printed)
     print(
         f"{RANKS} ranks over {HOSTS} hosts: {last - first:.1f} s from the first fork to the last "
         f"sum, {ended - last:.1f} s until all have left"

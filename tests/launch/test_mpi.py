@@ -171,7 +171,7 @@ def test_all_ranks_report_why_rank_0_cannot_serve(mpi):
 
 FIXES_PORT = """
 import os, torch_ccl, torch.distributed as dist
-os.environ.update({said!r})
+os.environ.update({variables!r})
 dist.init_process_group("ccl")
 store = dist.distributed_c10d._get_default_store()
 while isinstance(store, dist.PrefixStore):
@@ -189,7 +189,7 @@ dist.barrier()
 def test_a_port_that_the_script_fixes(mpi, address):
     """The script's port is used, although the launcher could provide another."""
     port = str(free_port())
-    script = FIXES_PORT.format(said={**address, "MASTER_PORT": port})
+    script = FIXES_PORT.format(variables={**address, "MASTER_PORT": port})
     assert output_of(start(mpi, 2, script)) == [
         f"rank {rank} is at a store of port {port}" for rank in range(2)
     ]
@@ -239,7 +239,7 @@ def test_mpi4py(mpi, order, tmp_path):
     # Debian's MPICH library has another name than libmpi.so.12.
     (tmp_path / "libmpi.so.12").symlink_to(mpi.library)
     libraries = f"{tmp_path}:{mpi.library.parent}"
-    said = [f"MPI: {rank} of 2" for rank in range(2)]
+    mpi_lines = [f"MPI: {rank} of 2" for rank in range(2)]
     groups = ORDERS[order].count(ADD_UP)
     job = start(
         mpi,
@@ -249,7 +249,7 @@ def test_mpi4py(mpi, order, tmp_path):
         LD_LIBRARY_PATH=libraries,
         I_MPI_FABRICS="shm",
     )
-    assert output_of(job) == sorted(expected(mpi, 2, groups) + said)
+    assert output_of(job) == sorted(expected(mpi, 2, groups) + mpi_lines)
 
 
 SAYS_MPI = """

@@ -79,8 +79,8 @@ def rank_0_elsewhere(tmp_path):
 def test_srun_with_a_key_space(slurm, rank_0_elsewhere, plugin):
     options, environment = rank_0_elsewhere
     words = ("srun", f"--mpi={plugin}", *options, "python", "-c", ADD_UP + SAY_PORT)
-    said = [*expected("Slurm", ("n2", "n1", "n1", "n2")), *["at any port"] * 4]
-    assert lines_of(slurm.run(*words, **environment)) == sorted(said)
+    lines = [*expected("Slurm", ("n2", "n1", "n1", "n2")), *["at any port"] * 4]
+    assert lines_of(slurm.run(*words, **environment)) == sorted(lines)
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ say(f"{x.item():g} after five more groups")
 @pytest.mark.slow
 def test_consecutive_groups(slurm):
     finished = slurm.run("srun", *TWO_BY_TWO, "python", "-c", ADD_UP + AGAIN)
-    said = [*expected("Slurm"), *[f"{4**6} after five more groups"] * 4]
-    assert lines_of(finished) == sorted(said)
+    lines = [*expected("Slurm"), *[f"{4**6} after five more groups"] * 4]
+    assert lines_of(finished) == sorted(lines)
 
 
 @pytest.mark.slow
@@ -154,9 +154,9 @@ dist.all_reduce(x)
 @pytest.mark.slow
 def test_two_concurrent_jobs(slurm, tmp_path):
     words = ("srun", *TWO_BY_TWO, "python", "-c", ADD_UP + STAY, str(tmp_path))
-    said = sorted([*expected("Slurm"), *["2 jobs are here"] * 4])
+    lines = sorted([*expected("Slurm"), *["2 jobs are here"] * 4])
     for job in [slurm.start(*words) for _ in range(2)]:
-        assert lines_of(slurm.wait_for(job)) == said
+        assert lines_of(slurm.wait_for(job)) == lines
 
 
 TAKE_PORT = """
@@ -249,9 +249,9 @@ def test_batch_sh(slurm, submit_directory, program):
     write_program(programs / "mpirun", f'exec {program} "$@"')
     path = f"{programs}:{slurm.environment()['PATH']}"
     job = slurm.submit(*OPTIONS, "batch.sh", cwd=submit_directory, PATH=path, **AS_ROOT)
-    said = (submit_directory / "torch_test.out").read_text()
-    assert job.code == 0, said
-    check_output(said)
+    printed = (submit_directory / "torch_test.out").read_text()
+    assert job.code == 0, printed
+    check_output(printed)
     wanted = {"JobName": "torch_test", "NumNodes": "2", "TresPerNode": "gres:gpu:volta:2"}
     wanted |= {"Partition": PARTITION, "Features": FEATURE, "CPUs/Task": "2"}
     assert wanted.items() <= job.facts.items(), job.facts
@@ -265,8 +265,8 @@ def test_batch_sh_loads_modules(slurm, submit_directory):
     write_program(programs / "mpirun", 'echo "$*"')
     path = f"{programs}:{slurm.environment()['PATH']}"
     assert slurm.submit("batch.sh", cwd=submit_directory, PATH=path).code == 0
-    said = (submit_directory / "torch_test.out").read_text().splitlines()
-    assert said == ["module load anaconda", "module load mpi", "python torch_test.py"]
+    printed = (submit_directory / "torch_test.out").read_text().splitlines()
+    assert printed == ["module load anaconda", "module load mpi", "python torch_test.py"]
 
 
 @pytest.mark.slow

@@ -173,8 +173,8 @@ def test_the_real_one_wins(environment, wheels, first):
     assert found_version(environment) == REAL_VERSION
     assert files(environment) == alone
     program = "from intel_extension_for_pytorch.xpu import single_card as s; print(s.__file__)"
-    said = environment.shell('python -c "$1"', program).strip()
-    assert Path(said).parent.parent == environment.site_packages / REAL
+    printed = environment.shell('python -c "$1"', program).strip()
+    assert Path(printed).parent.parent == environment.site_packages / REAL
 
     uninstall(environment, STAND_IN)
     assert found_version(environment) == REAL_VERSION

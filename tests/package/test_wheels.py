@@ -40,10 +40,10 @@ def wheels(tmp_path_factory):
 @pytest.fixture(scope="module")
 def installed(wheels, tmp_path_factory):
     environment = make_environment(tmp_path_factory.mktemp("installed") / "venv")
-    said = environment.shell(
+    printed = environment.shell(
         'python -m pip install --no-index --find-links "$1" oneccl_bind_pt', wheels
     )
-    assert f"oneccl_bind_pt-{VERSION}" in said and f"torch-ccl-{VERSION}" in said, said
+    assert f"oneccl_bind_pt-{VERSION}" in printed and f"torch-ccl-{VERSION}" in printed, printed
     return environment
 
 
@@ -154,10 +154,10 @@ SOURCE = (
 def test_cpp_program_against_the_wheel(installed, tmp_path):
     source = shutil.copytree(ROOT / "examples/cpp", tmp_path / "example")
     build = "cmake -B build; cmake --build build; ldd build/allreduce; echo root: $CCL_ROOT"
-    said = installed.shell(f"{SOURCE}; {build}", cwd=source)
+    printed = installed.shell(f"{SOURCE}; {build}", cwd=source)
     package = installed.site_packages / "torch_ccl"
-    assert f"root: {package}" in said.splitlines(), said
-    assert f"libtccl.so => {package}/lib/libtccl.so" in said, said
+    assert f"root: {package}" in printed.splitlines(), printed
+    assert f"libtccl.so => {package}/lib/libtccl.so" in printed, printed
 
 
 # ---- foreign libraries and versions
@@ -188,8 +188,8 @@ def test_foreign_libraries_are_not_loaded(installed, tmp_path):
     assert installed.shell('python -c "$1"', load, **by_path) == "foreign\n" * 2
 
     package = installed.site_packages / "torch_ccl"
-    said = installed.shell('python -c "$1"', SAY_MAPPED, **by_path).splitlines()
-    assert said == [str(package / EXTENSION), str(package / "lib/libtccl.so")]
+    printed = installed.shell('python -c "$1"', SAY_MAPPED, **by_path).splitlines()
+    assert printed == [str(package / EXTENSION), str(package / "lib/libtccl.so")]
 
 
 def pretend_other_torch(environment: Environment, path: Path) -> None:
@@ -220,8 +220,8 @@ assert "torch_ccl" not in open("/proc/self/maps").read()
 def test_other_torch_is_refused(installed, tmp_path):
     """Before any library of ours is loaded; torch itself still works."""
     pretend_other_torch(installed, tmp_path)
-    said = installed.shell('python -c "$1"', REFUSED, PYTHONPATH=str(tmp_path))
-    assert said == f"torch-ccl {VERSION} works with torch 2.13, but torch 2.12.0 is installed\n"
+    printed = installed.shell('python -c "$1"', REFUSED, PYTHONPATH=str(tmp_path))
+    assert printed == f"torch-ccl {VERSION} works with torch 2.13, but torch 2.12.0 is installed\n"
 
 
 # ---- other ways to install

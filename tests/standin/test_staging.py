@@ -70,8 +70,8 @@ try:
 except ValueError as error:
     print(error)
 """
-    said = run_script(script, CCL_DEVICES="nowhere")
-    assert "CCL_DEVICES" in said and "'nowhere'" in said
+    printed = run_script(script, CCL_DEVICES="nowhere")
+    assert "CCL_DEVICES" in printed and "'nowhere'" in printed
 
 
 def test_devices_by_default():

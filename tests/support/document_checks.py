@@ -55,8 +55,8 @@ def check_rank_and_profile(rank: Finished) -> None:
 
 
 def print_same_weights(ranks: list[Finished], text: str) -> None:
-    said = {rank.out for rank in ranks}
-    assert len(said) == 1 and said.pop().startswith("weights [["), ranks
+    printed = {rank.out for rank in ranks}
+    assert len(printed) == 1 and printed.pop().startswith("weights [["), ranks
 
 
 def print_iterations(ranks: list[Finished], text: str) -> None:
@@ -96,10 +96,10 @@ class Ran(NamedTuple):
 
 
 def print_labelled_iterations(ran: Ran) -> None:
-    said = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
-    assert set(said) == {"0", "1"}, ran.lines
+    printed = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
+    assert set(printed) == {"0", "1"}, ran.lines
     results = []
-    for rank, text in said.items():
+    for rank, text in printed.items():
         *iterations, data, weights = text.splitlines()
         found = [re.search(r": (\d) on device \w+:(\d)$", line).groups() for line in iterations]
         assert found == [(str(i), rank) for i in range(3) for _ in range(5)], ran.lines
@@ -113,9 +113,9 @@ def print_ranks(ran: Ran) -> None:
 
 
 def print_profiles(ran: Ran) -> None:
-    said = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
+    printed = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
     for rank in range(SIZE):
-        check_rank_and_profile(Finished(rank, said[str(rank)], ""))
+        check_rank_and_profile(Finished(rank, printed[str(rank)], ""))
 
 
 def print_shown_lines(ran: Ran) -> None:
@@ -142,9 +142,11 @@ def have_settings(ran: Ran) -> list[dict]:
     line. Returns the other values of each rank; stdout and stderr have no further lines."""
     size = int(re.search(r"-np? (\d+)", ran.block)[1])
     each = int(re.search(r"-ppn (\d+)", ran.block)[1])
-    said = sorted((HYDRA_LABEL.fullmatch(line).groups() for line in ran.lines), key=lambda s: s[0])
-    assert [label for label, _ in said] == [str(rank) for rank in range(size)], ran.lines
-    ranks = [json.loads(text) for _, text in said]
+    printed = sorted(
+        (HYDRA_LABEL.fullmatch(line).groups() for line in ran.lines), key=lambda s: s[0]
+    )
+    assert [label for label, _ in printed] == [str(rank) for rank in range(size)], ran.lines
+    ranks = [json.loads(text) for _, text in printed]
     for number, rank in enumerate(ranks):
         expected_rank = {"rank": number, "size": size, "host": ran.hosts[number // each]}
         expected = expected_rank | settings(ran, number % each)
@@ -196,8 +198,8 @@ def have_used_all_tiles(lines: list[str], devices: list[str]) -> None:
     have_shared_epochs([line for line in lines if EPOCH.fullmatch(line)])
     gradients = [line for line in lines if line.startswith("gradients ")]
     assert len(gradients) == 2 and len(set(gradients)) == 1, lines
-    said = sorted(line for line in lines if "training" in line)
-    assert all(device in line for device, line in zip(devices, said, strict=True)), lines
+    printed = sorted(line for line in lines if "training" in line)
+    assert all(device in line for device, line in zip(devices, printed, strict=True)), lines
 
 
 EPOCH = re.compile(r"rank (\d+) epoch (\d+): (.*)")

@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parent
 GLOO_PASSES_AS_SHIPPED = 94
 GLOO_RUNS_WIDENED = 127  # 123 pass, 4 fail
 BOUND_S = 480
+FULL_SUITE = pytest.mark.xdist_group("torch suite")  # the first test runs the suite
 
 
 def read_list(name: str) -> dict[str, str]:
@@ -69,6 +70,15 @@ def test_sample_over_hosts(tmp_path, layout):
     assert len(results) >= 4 and not wrong, report(wrong)
 
 
+def test_sample_of_ccl_as_gloo(tmp_path):
+    """The suite requests "gloo"; each test must start operations of ccl."""
+    replace = ("--backend", "gloo", "--strict", "--replace")
+    results = run_suite(tmp_path, *replace, "--tests", SAMPLE)
+    names = [name for name in results if name in read_list("gloo_passes.txt")]
+    wrong = not_passed(results, names)
+    assert len(names) >= 3 and not wrong, report(wrong)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(BOUND_S + 60)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["2x2", "4x1"])
@@ -109,6 +119,7 @@ def report(wrong: list[str]) -> str:
 # ---- the tests
 
 
+@FULL_SUITE
 @pytest.mark.timeout(BOUND_S + 60)
 def test_ccl_passes_what_gloo_passes(results, exceptions):
     names = read_list("gloo_passes.txt")
@@ -117,6 +128,7 @@ def test_ccl_passes_what_gloo_passes(results, exceptions):
     assert not wrong, report(wrong)
 
 
+@FULL_SUITE
 @pytest.mark.timeout(BOUND_S + 60)
 def test_ccl_fails_nothing_that_a_cpu_backend_can_run(results, exceptions):
     names = read_list("cpu_tests.txt")
@@ -126,6 +138,7 @@ def test_ccl_fails_nothing_that_a_cpu_backend_can_run(results, exceptions):
     assert not wrong, report(wrong)
 
 
+@FULL_SUITE
 @pytest.mark.timeout(BOUND_S + 60)
 def test_exceptions_are_few_and_still_needed(results, exceptions):
     assert len(exceptions) <= 6
@@ -137,6 +150,7 @@ def test_exceptions_are_few_and_still_needed(results, exceptions):
         assert message and message in results[name]["traceback"], describe(name, results[name])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(BOUND_S + 60)
 def test_ccl_as_gloo_passes_what_gloo_passes(tmp_path):
     """The suite requests "gloo", without exceptions. Each test must start operations of ccl, except

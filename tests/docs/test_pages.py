@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import ROOT
+from support.commands import ROOT
 
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "tests/README.md",
 ]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 CODE_BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from programs import ROOT, run
+from support.commands import ROOT, run
 
 BIN = Path(sys.executable).parent
 
@@ -35,4 +35,4 @@ def test_a_dead_rank_is_named():
             finished.output,
         )
         assert reported, finished.output
-        assert float(reported["ms"]) < 1000  # a few milliseconds on a machine that is not busy
+        assert float(reported["ms"]) < 5000  # milliseconds if the machine is not busy

@@ -1,15 +1,14 @@
 """The site of `make docs`: it builds without a warning, needs no network and shows its parts."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageChops
-from programs import ROOT
+from support.commands import ROOT, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
 
 WINDOW = (1280, 1000)
 HEADER_COLOR = (64, 81, 181)  # the theme's indigo
@@ -19,35 +18,20 @@ EMPTY_SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="800" height="340"/>'
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     directory = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", directory],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    assert "WARNING" not in built.stderr, built.stderr
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", directory]
+    built = run(command, cwd=ROOT, env={"PATH": "/usr/bin:/bin", "NO_MKDOCS_2_WARNING": "1"})
+    assert built.returncode == 0, built.output
+    assert "WARNING" not in built.output, built.output
     return directory
 
 
 def chromium(url: str, profile: Path, *options: str) -> str:
-    finished = subprocess.run(
-        [
-            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-            *("--virtual-time-budget=5000", f"--user-data-dir={profile}"),
-            *("--host-resolver-rules=MAP * ~NOTFOUND", "--window-size={},{}".format(*WINDOW)),
-            *options,
-            url,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return finished.stdout
+    browser = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
+    offline = ("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}")
+    window = ("--virtual-time-budget=5000", "--window-size={},{}".format(*WINDOW))
+    finished = run(["timeout", "60", *browser, *offline, *window, *options, url])
+    assert finished.returncode == 0, finished.output
+    return finished.output
 
 
 def dom(page: Path, profile: Path, query: str = "") -> str:

@@ -24,6 +24,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "tests/README.md": "tests.md",
 }
+GENERATED_PAGES = {"include/tccl/tccl.h": "api/cpp.md"}
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])+)\]\((?P<target>[^)\s]+)\)")
 PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 SOURCE = re.compile(r'(?:srcset|src)="(?P<path>[^"]+)-(?P<theme>light|dark)\.svg"')
@@ -73,11 +74,10 @@ def _redirected(link: re.Match[str], original: str, uri: str) -> str:
         if not path.startswith("docs/"):  # mkdocs itself checks what is in docs/
             log.warning("%s links to %s, which does not exist", original, path)
         return link[0]
-    if path in PAGES:
-        page = PAGES[path]
-    elif path.startswith("docs/") and (ROOT / path).is_file():
+    page = PAGES.get(path) or GENERATED_PAGES.get(path)
+    if not page and path.startswith("docs/") and (ROOT / path).is_file():
         page = path.removeprefix("docs/")
-    else:
+    if not page:
         return link["text"]
     relative = os.path.relpath(page, posixpath.dirname(uri) or ".")
     return f"[{link['text']}]({relative}{'#' + anchor if anchor else ''})"

@@ -27,6 +27,7 @@ if [ -e build/standin/compile_commands.json ]; then
 fi
 check "ruff check" .venv/bin/ruff check --quiet "${python[@]}"
 check "ruff format" .venv/bin/ruff format --quiet --diff "${python[@]}"
+check "mypy" .venv/bin/mypy --no-error-summary
 
 [ $status -ne 0 ] || echo "lint: clean"
 exit $status

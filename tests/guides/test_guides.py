@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from documents import Block, blocks
-from launching import BOUND_S, INTEL_MPI, MPICH, OPEN_MPI, clean_environment
-from over_hosts import run_over_hosts, write_launchers
-from programs import ROOT
-from virtual import virtual_hosts
+from support.commands import ROOT
+from support.documents import Block, blocks
+from support.launchers import BOUND_S, INTEL_MPI, MPICH, OPEN_MPI, clean_environment
+from support.mpi_hosts import run_over_hosts, write_launchers
+from support.virtual_hosts import virtual_hosts
 
 GUIDES = ROOT / "docs/guides"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -1,8 +1,8 @@
 """The library against the reference with ranks on several hosts: see tests/conformance."""
 
 import pytest
-from host_conformance import conformance
-from virtual import virtual_hosts
+from support.host_conformance import conformance
+from support.virtual_hosts import virtual_hosts
 
 # The host of each rank.
 LAYOUTS = {

@@ -96,9 +96,10 @@ def run_phase(title: str, arguments: list[str]) -> Result:
             result = Result(process.wait())
         finally:
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGINT)  # pytest reports what it has run so far
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
+                    process.wait(5)
+                process.kill()
             left = remove_leftovers(run, earlier)
         if summary.exists():
             read = json.loads(summary.read_text())
@@ -140,7 +141,9 @@ def main() -> int:
     results = run_phases(arguments.expression, arguments.workers, others)
 
     durations = {name: s for result in results for name, s in result.durations_s.items()}
-    print(f"==== longest tests, of {time.monotonic() - start:.0f} s in all")
+    used = os.times()
+    cpu_s = used.children_user + used.children_system
+    print(f"==== longest tests; all took {time.monotonic() - start:.0f} s, {cpu_s:.0f} s of CPU")
     for name in sorted(durations, key=durations.__getitem__, reverse=True)[:LONGEST]:
         print(f"{durations[name]:6.1f} s  {name}")
     counts = sum((result.counts for result in results), Counter())

@@ -107,7 +107,8 @@ def test_from_gloo(tmp_path):
     out = run_here(read("from-gloo.md"), tmp_path)
     said = re.findall(r"rank \d: 1", "\n".join(out))
     assert sorted(said) == ["rank 0: 1", "rank 1: 1"]  # torchrun mixes lines and their ends
-    assert len(lines_about("all_reduce", out)) == 2, "a row for each size"
+    assert len(lines_about("^all_reduce, float32, 2 ranks", out)) == 1, "the title of the table"
+    assert len(lines_about(r"^│ +(8 B|1 MiB) +│", out)) == 2, "a row for each size"
 
 
 def test_containers(tmp_path):

@@ -14,7 +14,10 @@ def progress_bar(steps: int) -> Iterator[Step]:
     from rich.progress import Progress
 
     # Drawn at each step only: a thread that redraws would run on a rank's core.
-    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+    console = Console(stderr=True)
+    with Progress(
+        console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("starting", total=steps)
 
         @contextmanager

@@ -4,7 +4,8 @@
 //   conformance --ranks 4 --cases 5120 --seed 1
 //   conformance --ranks 3 --cases 1000 --chunk-bytes 16 --set CCL_ALLREDUCE=two_shot
 //   conformance --ranks 4 --cases 5120 --seed 1 --only 17        one case of the list
-//   conformance --ranks 4 --cases 5120 --seed 1 --only 0:17      with all that came before it
+//   conformance --ranks 4 --cases 5120 --seed 1 --only 0:17      with all cases before it
+//   conformance --list-algorithms                                "one_host allreduce two_shot" ...
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "algorithms/registry.h"
 #include "board.h"
 #include "cases.h"
 #include "groups.h"
@@ -26,7 +28,7 @@ namespace conformance {
 
 namespace {
 
-/// A directory of the run's own, gone when the run is over.
+/// A temporary directory, removed at the end of the run.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
@@ -75,6 +77,13 @@ int count_disagreements(const Run& run) {
   return found;
 }
 
+/// One line per row of the library's table, for tests that force each algorithm.
+void print_algorithms() {
+  for (const tccl::Algorithm& row : tccl::algorithms())
+    std::printf("%s %s %s\n", row.run_over_hosts != nullptr ? "several_hosts" : "one_host",
+                std::string(name_of(row.op)).c_str(), row.name);
+}
+
 void print_counts(const std::vector<Case>& cases) {
   std::map<std::string, int> counts;
   for (const Case& one : cases) ++counts[operation_name(one)];
@@ -96,6 +105,10 @@ std::uint64_t failures(const Run& run) {
 }
 
 int run_conformance(const Options& options) {
+  if (options.list_algorithms) {
+    print_algorithms();
+    return 0;
+  }
   for (const auto& [name, value] : options.settings) setenv(name.c_str(), value.c_str(), 1);
   const std::vector<Case> cases = chosen_cases(options);
   const TemporaryDirectory directory;

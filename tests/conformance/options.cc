@@ -88,6 +88,8 @@ constexpr std::array kRows = {
         }},
     Row{"--watchdog", "SECONDS", "without progress before the run is given up",
         [](Options& o, const std::string& text) { o.watchdog_s = static_cast<int>(number(text)); }},
+    Row{"--list-algorithms", "", "print the table of algorithms: scope, operation, name",
+        [](Options& o, const std::string&) { o.list_algorithms = true; }},
     Row{"--threads", "", "ranks are threads of one process",
         [](Options& o, const std::string&) { o.threads = true; }},
     Row{"--namespaces", "A,B", "hosts: files of network namespaces, such as /run/netns/a",

@@ -1,5 +1,4 @@
-// The table of algorithms: one row per operation and algorithm. To add one, write its file and its
-// row; planner/algorithm_selector.cc says which one runs by default. Thread-safe.
+// The table of algorithms: one file and one row each. Which one runs is said in choose.cc.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +15,7 @@ struct Algorithm {
   Op op;
   const char* name;
   const char* doc;
-  void (*run)(Board&, const CollectiveTask&);  // for ranks of one host; else null and
+  void (*run)(Board&, const CollectiveTask&);  // among the ranks of one host, or
   void (*run_over_hosts)(Board&, NetworkChannel&, const CollectiveTask&) = nullptr;
 };
 

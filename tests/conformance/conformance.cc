@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "algorithms/registry.h"
-#include "board.h"
 #include "cases.h"
 #include "groups.h"
 #include "launch.h"
 #include "options.h"
 #include "rank.h"
+#include "run_state.h"
 
 namespace conformance {
 
@@ -65,7 +65,7 @@ int count_disagreements(const Run& run) {
     if (!same_result_everywhere(one.op)) continue;
     for (const std::vector<int>& group : groups_of(request.seed, one, request.ranks)) {
       const auto differs = std::find_if(group.begin(), group.end(), [&](int rank) {
-        return run.board.hash(rank, one.index) != run.board.hash(group[0], one.index);
+        return run.state.hash(rank, one.index) != run.state.hash(group[0], one.index);
       });
       if (differs == group.end()) continue;
       if (++found > 3) continue;
@@ -93,14 +93,14 @@ void print_counts(const std::vector<Case>& cases) {
 std::uint64_t cases_finished(const Run& run) {
   std::uint64_t least = run.cases.size();
   for (int rank = 0; rank < run.options.request.ranks; ++rank) {
-    least = std::min(least, run.board.finished(rank));
+    least = std::min(least, run.state.finished(rank));
   }
   return least;
 }
 
 std::uint64_t failures(const Run& run) {
   std::uint64_t sum = 0;
-  for (int rank = 0; rank < run.options.request.ranks; ++rank) sum += run.board.failures(rank);
+  for (int rank = 0; rank < run.options.request.ranks; ++rank) sum += run.state.failures(rank);
   return sum;
 }
 
@@ -112,13 +112,13 @@ int run_conformance(const Options& options) {
   for (const auto& [name, value] : options.settings) setenv(name.c_str(), value.c_str(), 1);
   const std::vector<Case> cases = chosen_cases(options);
   const TemporaryDirectory directory;
-  Board board(options.request.ranks, options.request.cases);
-  const Run run{options, cases, board, directory.path() + "/store"};
+  RunState state(options.request.ranks, options.request.cases);
+  const Run run{options, cases, state, directory.path() + "/store"};
 
   std::printf("conformance: P=%d cases=%zu seed=%llu ranks are %s\n", options.request.ranks,
               cases.size(), static_cast<unsigned long long>(options.request.seed),
               options.threads ? "threads" : "processes");
-  const Launch launch{options.request.ranks, options.watchdog_s, board,
+  const Launch launch{options.request.ranks, options.watchdog_s, state,
                       [&run](int rank) { run_rank(run, rank); }};
   const bool ended_well = options.threads ? run_as_threads(launch) : run_as_processes(launch);
 

@@ -8,7 +8,7 @@
 
 #include "base/format.h"
 #include "kernels/variants.h"
-#include "kernels/widen.h"
+#include "kernels/float8.h"
 #include "tccl/error.h"
 
 namespace tccl {

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from support.algorithms import ONE_HOST, alternatives, forced
 from support.commands import BUILD_DIR, run
 
 SEED = 1
@@ -13,19 +14,15 @@ REQUIRED_CASES = 20_000
 # Sizes around which the default choice of algorithm changes.
 LIMITS = ["--limit-bytes", 65536]
 TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
-# Operations with more than one row in the table of algorithms.
-FORCED = [
-    ("allreduce", "CCL_ALLREDUCE=one_shot"),
-    ("allreduce", "CCL_ALLREDUCE=two_shot"),
-    ("reduce", "CCL_REDUCE=one_shot"),
-    ("reduce", "CCL_REDUCE=two_shot"),
-]
+PROGRAM = BUILD_DIR / "tests/conformance"
+# (operation, algorithm) of operations with more than one row in the table of algorithms.
+FORCED = alternatives(PROGRAM, ONE_HOST)
 
 
 def conformance(ranks: int, cases: int, *options) -> None:
     """Runs the program; every case must have run and passed."""
     command = ["--ranks", ranks, "--cases", cases, "--seed", SEED, *options]
-    finished = run([BUILD_DIR / "tests/conformance", *command])
+    finished = run([PROGRAM, *command])
     print(finished.output)
     closing = re.search(r"^conformance: P=\d+ cases=(\d+) failed=(\d+)", finished.output, re.M)
     assert finished.returncode == 0, finished.output[-4000:]
@@ -50,10 +47,10 @@ def test_chunks_of_16_bytes(ranks):
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
-@pytest.mark.parametrize(("operation", "setting"), FORCED)
+@pytest.mark.parametrize(("operation", "algorithm"), FORCED)
 @pytest.mark.parametrize("sizes", [LIMITS, TINY], ids=["default", "tiny"])
-def test_forced_algorithm(ranks, operation, setting, sizes):
-    conformance(ranks, 400, "--ops", operation, "--set", setting, *sizes)
+def test_forced_algorithm(ranks, operation, algorithm, sizes):
+    conformance(ranks, 400, *forced(operation, algorithm), *sizes)
 
 
 # Sizes above the threshold of zero copy.
@@ -89,7 +86,7 @@ def test_ranks_as_threads(ranks, sizes):
 
 @pytest.mark.tsan
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize(("operation", "setting"), FORCED)
-def test_forced_algorithm_with_ranks_as_threads(ranks, operation, setting):
+@pytest.mark.parametrize(("operation", "algorithm"), FORCED)
+def test_forced_algorithm_with_ranks_as_threads(ranks, operation, algorithm):
     sizes = ["--chunk-bytes", 64]
-    conformance(ranks, 150, "--threads", "--ops", operation, "--set", setting, *sizes)
+    conformance(ranks, 150, "--threads", *forced(operation, algorithm), *sizes)

@@ -1,5 +1,6 @@
-// The arguments of reduce(), without library types: the files compiled per instruction set must not
-// instantiate templates that the linker could merge into other files.
+// Arguments of one reduce(), without standard-library types: files compiled per instruction set
+// must not instantiate templates, because the linker could use that copy on a CPU without the
+// instructions.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +9,14 @@
 
 namespace tccl::kernels {
 
-struct Job {
+struct ReduceArgs {
   void* destination;
   void* second_destination;  ///< or null
   const void* const* sources;
   std::size_t source_count;
   std::size_t count;
   const double* factors;
-  std::size_t divisor;  ///< of averages
+  std::size_t divisor;  ///< for ReduceOp::avg
   DType dtype;
   ReduceOp op;
 };

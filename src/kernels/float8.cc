@@ -1,4 +1,4 @@
-#include "kernels/widen.h"
+#include "kernels/float8.h"
 
 #include "kernels/element_types.h"
 
@@ -6,7 +6,7 @@ namespace tccl::kernels {
 namespace {
 
 template <typename Format>
-void widen_as(float* to, const unsigned char* from, std::size_t count) {
+void decode_as(float* to, const unsigned char* from, std::size_t count) {
   for (std::size_t begin = 0; begin < count; begin += kLanes<float>) {
     Ints codes{};
     const std::size_t few = count - begin < kLanes<float> ? count - begin : kLanes<float>;
@@ -17,7 +17,7 @@ void widen_as(float* to, const unsigned char* from, std::size_t count) {
 }
 
 template <typename Format>
-void narrow_as(unsigned char* to, const float* from, std::size_t count) {
+void encode_as(unsigned char* to, const float* from, std::size_t count) {
   for (std::size_t begin = 0; begin < count; begin += kLanes<float>) {
     Floats values{};
     const std::size_t few = count - begin < kLanes<float> ? count - begin : kLanes<float>;
@@ -29,31 +29,31 @@ void narrow_as(unsigned char* to, const float* from, std::size_t count) {
 
 }  // namespace
 
-void widen(float* to, const void* from, std::size_t count, DType dtype) {
+void float8_to_float32(float* to, const void* from, std::size_t count, DType dtype) {
   const auto* codes = static_cast<const unsigned char*>(from);
   switch (dtype) {
     case DType::float8_e4m3fn:
-      return widen_as<Float8E4m3fn>(to, codes, count);
+      return decode_as<Float8E4m3fn>(to, codes, count);
     case DType::float8_e5m2:
-      return widen_as<Float8E5m2>(to, codes, count);
+      return decode_as<Float8E5m2>(to, codes, count);
     case DType::float8_e4m3fnuz:
-      return widen_as<Float8E4m3fnuz>(to, codes, count);
+      return decode_as<Float8E4m3fnuz>(to, codes, count);
     default:
-      return widen_as<Float8E5m2fnuz>(to, codes, count);
+      return decode_as<Float8E5m2fnuz>(to, codes, count);
   }
 }
 
-void narrow(void* to, const float* from, std::size_t count, DType dtype) {
+void float32_to_float8(void* to, const float* from, std::size_t count, DType dtype) {
   auto* codes = static_cast<unsigned char*>(to);
   switch (dtype) {
     case DType::float8_e4m3fn:
-      return narrow_as<Float8E4m3fn>(codes, from, count);
+      return encode_as<Float8E4m3fn>(codes, from, count);
     case DType::float8_e5m2:
-      return narrow_as<Float8E5m2>(codes, from, count);
+      return encode_as<Float8E5m2>(codes, from, count);
     case DType::float8_e4m3fnuz:
-      return narrow_as<Float8E4m3fnuz>(codes, from, count);
+      return encode_as<Float8E4m3fnuz>(codes, from, count);
     default:
-      return narrow_as<Float8E5m2fnuz>(codes, from, count);
+      return encode_as<Float8E5m2fnuz>(codes, from, count);
   }
 }
 

@@ -1,7 +1,8 @@
-// What the ranks of a run tell their parent and each other, in memory of the test's own.
+// Progress, failures and result hashes of all ranks of a run, in memory shared with the parent
+// process.
 //
-// Safe from any thread and process. All accesses are relaxed: an ordering made here would hide a
-// missing one in the library from the thread sanitizer.
+// Thread-safe, also between processes. All accesses are relaxed: an ordering made here would hide a
+// missing one in the library from ThreadSanitizer.
 #pragma once
 
 #include <atomic>
@@ -10,28 +11,28 @@
 
 namespace conformance {
 
-class Board {
+class RunState {
  public:
   /// Shared with processes forked later.
-  Board(int ranks, std::size_t cases);
-  ~Board();
-  Board(const Board&) = delete;
-  Board& operator=(const Board&) = delete;
+  RunState(int ranks, std::size_t cases);
+  ~RunState();
+  RunState(const RunState&) = delete;
+  RunState& operator=(const RunState&) = delete;
 
-  /// The rank is about to call the library for this case. Cases are begun in their order.
+  /// The rank is about to run this case. Cases are begun in order.
   void begin(int rank, std::uint64_t case_index);
   /// Index of the latest case begun, plus one; 0 if none.
   [[nodiscard]] std::uint64_t begun(int rank) const;
 
   void count_finished(int rank);
   [[nodiscard]] std::uint64_t finished(int rank) const;
-  /// Grows whenever anything is begun or finished anywhere.
+  /// Increases whenever any rank begins or finishes a case.
   [[nodiscard]] std::uint64_t progress() const;
 
   void count_failure(int rank);
   [[nodiscard]] std::uint64_t failures(int rank) const;
 
-  /// Hash of what a rank got from a case, 0 until it is known.
+  /// Hash of a rank's output of a case, 0 before it is known.
   void set_hash(int rank, std::uint64_t case_index, std::uint64_t hash);
   [[nodiscard]] std::uint64_t hash(int rank, std::uint64_t case_index) const;
 

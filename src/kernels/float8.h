@@ -1,5 +1,5 @@
-// 8-bit floats to float32 and back, rounded to nearest even: for reductions that are made in
-// several parts. Safe from any thread.
+// Conversion between 8-bit floats and float32, rounded to nearest even, for reductions in several
+// stages. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ constexpr bool is_float8(DType dtype) {
          dtype == DType::float8_e4m3fnuz || dtype == DType::float8_e5m2fnuz;
 }
 
-void widen(float* to, const void* from, std::size_t count, DType dtype);
-void narrow(void* to, const float* from, std::size_t count, DType dtype);
+void float8_to_float32(float* to, const void* from, std::size_t count, DType dtype);
+void float32_to_float8(void* to, const float* from, std::size_t count, DType dtype);
 
 }  // namespace tccl::kernels

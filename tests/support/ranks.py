@@ -129,11 +129,11 @@ def start_script(script: str, *args: str, **environment: str) -> subprocess.Pope
     )
 
 
-def run_script(script: str, *args: str, **environment: str) -> str:
+def run_script(script: str, *args: str, bound_s: float = BOUND_S, **environment: str) -> str:
     """Returns the script's stdout; its exit code must be 0."""
     process = start_script(script, *args, **environment)
     try:
-        out, err = process.communicate(timeout=BOUND_S)
+        out, err = process.communicate(timeout=bound_s)
     finally:
         process.kill()
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"

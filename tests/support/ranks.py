@@ -85,7 +85,6 @@ def _rank_main(rank, size, store, bound_s, prepare, group, function, args, conne
 @contextlib.contextmanager
 def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None, group=None):
     """Starts the ranks. Leaving the block waits for them; then each has .value or .failure."""
-    deadline = time.monotonic() + bound_s + 5
     ranks = []
     with tempfile.TemporaryDirectory() as directory:
         try:
@@ -99,6 +98,8 @@ def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=
                 process.start()
                 theirs.close()
                 ranks.append(Rank(process, mine))
+            # Not earlier: the first start() waits until the server has imported its modules.
+            deadline = time.monotonic() + bound_s + 5
             yield ranks
             for rank in ranks:
                 rank.finish(deadline)

@@ -418,7 +418,7 @@ def start(directory, rank, words):
     pid = os.fork()
     if pid:
         return pid
-    faulthandler.dump_traceback_later(20, exit=True)
+    faulthandler.dump_traceback_later(40, exit=True)
     os.dup2(os.open(f"{directory}/{rank}", os.O_WRONLY | os.O_CREAT), 2)
     dist.init_process_group(
         "ccl", init_method=f"file://{directory}/store", rank=rank, world_size=2
@@ -441,12 +441,13 @@ for i, words in enumerate(json.loads(sys.argv[1])):
 def exits() -> dict[str, tuple[list[int], list[str]]]:
     """For each of EXIT_SCRIPTS: the ranks' exit codes and their stderr."""
     with tempfile.TemporaryDirectory() as directory:
-        out = run_script(LEAVE, json.dumps(list(EXIT_SCRIPTS.values())), directory)
+        out = run_script(LEAVE, json.dumps(list(EXIT_SCRIPTS.values())), directory, bound_s=150)
     return dict(zip(EXIT_SCRIPTS, map(json.loads, out.splitlines()), strict=True))
 
 
-@pytest.mark.parametrize("name", EXIT_SCRIPTS)
+@pytest.mark.timeout(180)  # the first test runs all scripts
 @pytest.mark.xdist_group("exits")
+@pytest.mark.parametrize("name", EXIT_SCRIPTS)
 def test_exit_without_destroy(name):
     codes, errors = exits()[name]
     assert codes == [0, 0] and errors == ["", ""], f"{codes}\n{errors[0]}\n{errors[1]}"

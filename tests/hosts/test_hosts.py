@@ -65,14 +65,14 @@ def check(members, group, count, dtype):
 
     whole = [data(of, n * count, dtype) for of in members]
     x = torch.empty(count, dtype=dtype)
-    dist.reduce_scatter_tensor(x, whole[place].clone(), group=group)
-    same("reduce_scatter", x, torch.stack(whole).sum(0).to(dtype).chunk(n)[place])
+    dist.reduce_scatter_tensor(x, whole[index].clone(), group=group)
+    same("reduce_scatter", x, torch.stack(whole).sum(0).to(dtype).chunk(n)[index])
 
     x = torch.empty(n * count, dtype=dtype)
-    dist.all_to_all_single(x, whole[place], group=group)
-    same("all_to_all", x, torch.cat([other.chunk(n)[place] for other in whole]))
+    dist.all_to_all_single(x, whole[index], group=group)
+    same("all_to_all", x, torch.cat([other.chunk(n)[index] for other in whole]))
 
-    ahead, behind = members[(place + 1) % n], members[(place - 1) % n]
+    ahead, behind = members[(index + 1) % n], members[(index - 1) % n]
     x = torch.empty_like(mine)
     sent = dist.isend(mine, ahead, group=group)
     dist.recv(x, behind, group=group)

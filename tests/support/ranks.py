@@ -85,7 +85,6 @@ def _rank_main(rank, size, store, bound_s, prepare, group, function, args, conne
 @contextlib.contextmanager
 def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=None, group=None):
     """Starts the ranks. Leaving the block waits for them; then each has .value or .failure."""
-    deadline = time.monotonic() + bound_s + 5
     ranks = []
     with tempfile.TemporaryDirectory() as directory:
         try:
@@ -99,6 +98,8 @@ def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=
                 process.start()
                 theirs.close()
                 ranks.append(Rank(process, mine))
+            # Not earlier: the first start() waits until the server has imported its modules.
+            deadline = time.monotonic() + bound_s + 5
             yield ranks
             for rank in ranks:
                 rank.finish(deadline)
@@ -129,11 +130,11 @@ def start_script(script: str, *args: str, **environment: str) -> subprocess.Pope
     )
 
 
-def run_script(script: str, *args: str, **environment: str) -> str:
+def run_script(script: str, *args: str, bound_s: float = BOUND_S, **environment: str) -> str:
     """Returns the script's stdout; its exit code must be 0."""
     process = start_script(script, *args, **environment)
     try:
-        out, err = process.communicate(timeout=BOUND_S)
+        out, err = process.communicate(timeout=bound_s)
     finally:
         process.kill()
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{err}"

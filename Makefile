@@ -4,24 +4,24 @@
 PYTHON ?= python3
 DIST ?= dist
 VENV_PYTHON := .venv/bin/python
-PYTEST := .venv/bin/pytest
 # Directories are in the list too: their times change when a file is added or removed.
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup setup-tests build wheel native standin demo test applications test-all lint sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help setup setup-tests build wheel native standin demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
-	@echo "make test       build and test (under 15 minutes on 2 cores)"
+	@echo "make test       build and test (7 minutes after the build on 2 cores)"
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make build      .venv with the package installed"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/"
-	@echo "make lint       clang-format, clang-tidy, ruff"
+	@echo "make lint       clang-format, clang-tidy, ruff, mypy"
+	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
-	@echo "make bench      against Gloo, with the goals; whole programs; memory, waiting, start"
-	@echo "make bench-hosts   against Gloo over virtual hosts, with the goals; start by number of ranks"
+	@echo "make bench      compare with Gloo, with goals: collectives, whole programs, memory, waiting, start-up"
+	@echo "make bench-hosts   compare with Gloo on virtual hosts, with goals"
 	@echo "make mutants    planted faults, each of which the tests must catch"
 	@echo "make applications   programs from PyPI with Gloo and with ccl: steps per second, loss"
 	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
@@ -59,15 +59,21 @@ demo: build
 	$(VENV_PYTHON) examples/demo.py $(ARGS)
 
 test: build native standin setup-tests
-	$(PYTEST) tests -m "not slow" $(ARGS)
+	$(VENV_PYTHON) tools/run_tests.py -m "not slow" $(ARGS)
 
 test-all: build native standin setup-tests
 	@tools/setup.sh applications
-	$(PYTEST) tests $(ARGS)
+	@tools/setup.sh docs
+	$(VENV_PYTHON) tools/run_tests.py $(ARGS)
 
 lint: build native standin
 	@tools/setup.sh lint
 	tools/lint.sh
+
+docs: setup
+	@tools/setup.sh docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+	@echo "built: build/site/index.html"
 
 sanitize: setup setup-tests
 	tools/sanitize.sh $(ARGS)
@@ -77,8 +83,8 @@ soak: build
 
 bench: build
 	.venv/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)
-	.venv/bin/torch-ccl bench --programs decode,ddp_step --json build/programs.json $(ARGS)
-	.venv/bin/torch-ccl bench --footprint --json build/footprint.json $(ARGS)
+	.venv/bin/torch-ccl bench --goals --programs decode,ddp_step,fsdp2_step --json build/programs.json $(ARGS)
+	.venv/bin/torch-ccl bench --goals --footprint --json build/footprint.json $(ARGS)
 
 bench-hosts: build setup-tests
 	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)
@@ -94,4 +100,4 @@ compat: build standin setup-tests
 	$(VENV_PYTHON) tests/compat/run.py $(DOCS) $(ARGS)
 
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .venv/.package
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .venv/.package

@@ -8,7 +8,6 @@
 #include "context.h"
 #include "memory.h"
 #include "process_group.h"
-#include "tccl/info.h"
 
 namespace py = pybind11;
 
@@ -51,25 +50,6 @@ c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& s
 tccl::WireFormat wire_format_named(const std::string& name) {
   if (const auto format = tccl::wire_format_named(name)) return *format;
   throw py::value_error("wire_dtype must be same, bf16 or int8, not " + name);
-}
-
-// What `torch-ccl info` prints.
-py::dict info() {
-  const tccl::Info info = tccl::info();
-  py::list algorithms;
-  for (const tccl::AlgorithmChoice& row : info.algorithms)
-    algorithms.append(
-        py::dict(py::arg("operation") = tccl::name_of(row.op), py::arg("algorithm") = row.algorithm,
-                 py::arg("doc") = row.doc, py::arg("from_bytes") = row.from_bytes,
-                 py::arg("to_bytes") = row.to_bytes, py::arg("from_ranks") = row.from_ranks,
-                 py::arg("dtypes") = row.dtypes, py::arg("several_hosts") = row.several_hosts,
-                 py::arg("by_setting") = row.by_setting));
-  py::list settings;
-  for (const tccl::SettingValue& row : info.settings)
-    settings.append(py::dict(py::arg("name") = row.name, py::arg("value") = row.value,
-                             py::arg("doc") = row.doc, py::arg("is_set") = row.is_set));
-  return py::dict(py::arg("kernels") = info.kernels, py::arg("algorithms") = algorithms,
-                  py::arg("settings") = settings);
 }
 
 }  // namespace
@@ -123,9 +103,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "An uninitialised tensor in memory that the ranks of this host share.");
   module.def("operation_count", &ProcessGroupCCL::operation_count,
              "How many collectives and messages this process has started over ccl.");
-  module.def("info", &torch_ccl::info, "What the library would do in this process.");
-  module.def("addresses_of_this_host", &tccl::addresses_of_this_host,
-             "By which other hosts may reach this one, the best first.");
   module.def("_close", &torch_ccl::close_context, WithoutGil(),
              "Says goodbye to all peers; called at exit.");
 }

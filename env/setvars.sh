@@ -1,5 +1,5 @@
-# Source this file to use this installation of torch-ccl:  . <prefix>/env/setvars.sh
-# Works in bash and zsh; in other shells from inside <prefix>, or with CCL_ROOT set. Safe to source twice.
+# Sets PATH, LD_LIBRARY_PATH and CMAKE_PREFIX_PATH for this installation of torch-ccl:  . <prefix>/env/setvars.sh
+# In bash and zsh from anywhere; in other shells from inside <prefix>, or with CCL_ROOT set. Safe to source twice.
 
 if [ -n "${BASH_VERSION:-}" ]; then
   _ccl_file=${BASH_SOURCE[0]}
@@ -10,7 +10,7 @@ else # a POSIX shell does not tell a sourced file its own name
 fi
 
 if [ ! -f "$_ccl_file" ]; then
-  echo "setvars.sh: this shell cannot tell where the installation is: set CCL_ROOT to it first" >&2
+  echo "setvars.sh: this shell cannot locate the installation: set CCL_ROOT to its directory first" >&2
   unset _ccl_file
   return 1
 fi

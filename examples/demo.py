@@ -1,8 +1,8 @@
-"""Trains a small model on two ranks with DistributedDataParallel over ccl and proves it worked.
+"""Trains a small model on two ranks with DistributedDataParallel over ccl and checks the result.
 
-Each rank draws its own data and starts from its own weights. At the end the weights of both ranks
-must be equal bit by bit, and equal, up to rounding, to those of one process trained on the joined
-batches. With --without-allreduce the ranks do not exchange gradients, and the same check fails.
+Each rank has its own data and its own initial weights. After the training the weights of both ranks
+must be bitwise equal, and equal up to rounding to those of one process trained on the batches of
+both. With --without-allreduce the ranks do not exchange gradients, and the checks fail.
 
     python examples/demo.py
 """
@@ -12,13 +12,18 @@ import hashlib
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch_ccl  # noqa: F401  (registers "ccl")
+from rich.progress import BarColumn, Progress, TextColumn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,10 +33,10 @@ BATCH = 64  # per rank
 FEATURES = 16
 LEARNING_RATE = 0.02
 TOLERANCE = 1e-5
-PATIENCE_S = 60  # a rank that says nothing for so long is given up
+TIMEOUT_S = 60  # a rank that sends no message for this long has failed
 
 
-# ---- what is trained, the same for the ranks and for the single process
+# ---- model and data, the same for the ranks and for the single process
 
 
 def make_model(seed: int) -> nn.Module:
@@ -42,7 +47,7 @@ def make_model(seed: int) -> nn.Module:
 
 
 def make_batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Synthetic data that no other rank and no other step sees."""
+    """Synthetic data, different on every rank and in every step."""
     generator = torch.Generator().manual_seed(1 + rank + RANKS * step)
     x = torch.randn(BATCH, FEATURES, generator=generator)
     y = torch.tanh(x[:, :4].sum(dim=1, keepdim=True))
@@ -53,8 +58,9 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch) -> torch.Tensor:
-    x, y = batch
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
     loss = nn.functional.mse_loss(model(x), y)
     optimizer.zero_grad()
     loss.backward()
@@ -67,34 +73,36 @@ def weights_of(model: nn.Module) -> torch.Tensor:
 
 
 def sha256(weights: torch.Tensor) -> str:
-    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(bytes(weights.view(torch.uint8).tolist())).hexdigest()
 
 
 # ---- one rank
 
 
-def keep_gradients(_state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def keep_local_gradients(
+    _state: None, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
     """A DDP communication hook that does not communicate."""
-    future = torch.futures.Future()
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
-def run_rank(rank: int, store: str, without_allreduce: bool, parent) -> None:
+def run_rank(rank: int, store: str, without_allreduce: bool, parent: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "ccl",
         init_method=f"file://{store}",
         rank=rank,
         world_size=RANKS,
-        timeout=timedelta(seconds=PATIENCE_S),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     ddp = DistributedDataParallel(make_model(seed=rank))  # broadcasts the weights of rank 0
     if without_allreduce:
-        ddp.register_comm_hook(None, keep_gradients)
+        ddp.register_comm_hook(None, keep_local_gradients)
     optimizer = make_optimizer(ddp)
     for step in range(STEPS):
-        loss = train_step(ddp, optimizer, make_batch(rank, step))
+        loss = train_step(ddp, optimizer, *make_batch(rank, step))
         if step % 5 == 4 or step == 0:
             dist.all_reduce(loss, op=dist.ReduceOp.AVG)
             if rank == 0:
@@ -102,141 +110,174 @@ def run_rank(rank: int, store: str, without_allreduce: bool, parent) -> None:
 
     weights = weights_of(ddp)
     bits = weights.view(torch.int32)
-    everyones = [torch.empty_like(bits) for _ in range(RANKS)]
-    dist.all_gather(everyones, bits)
-    differing = int((everyones[0] != everyones[1]).sum())
+    gathered = [torch.empty_like(bits) for _ in range(RANKS)]
+    dist.all_gather(gathered, bits)
+    differing = int((gathered[0] != gathered[1]).sum())
     parent.send(("done", differing, sha256(weights), weights.tolist()))
     parent.close()
     dist.destroy_process_group()
 
 
-# ---- the process that starts the ranks and checks what they did
+# ---- the parent process: starts the ranks and checks their results
 
 
-class RankFailed(Exception):
+class RankError(Exception):
     pass
 
 
-def receive(rank: int, connection):
-    if not connection.poll(PATIENCE_S):
-        raise RankFailed(f"rank {rank} has not been heard of for {PATIENCE_S} s")
+@dataclass(frozen=True)
+class RankResult:
+    differing: int  # weights that differ between the ranks, counted over ccl
+    sha256: str
+    weights: torch.Tensor
+
+
+class TrainingProgress:
+    """A progress bar on a terminal, otherwise a line now and then."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._bar = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            TextColumn("step {task.completed}/{task.total}  {task.fields[loss]}"),
+            disable=not self._is_terminal,
+        )
+        self._task = self._bar.add_task("starting the ranks", total=STEPS, loss="")
+
+    def __enter__(self) -> "TrainingProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.stop()
+
+    def update(self, step: int, loss: float) -> None:
+        text = f"loss {loss:.4f}"
+        self._bar.update(self._task, completed=step, description="training", loss=text)
+        if not self._is_terminal and (step == 1 or step % (STEPS // 5) == 0):
+            print(f"  step {step:3}/{STEPS}  {text}", flush=True)
+
+
+def receive(rank: int, connection: Connection) -> tuple[Any, ...]:
+    if not connection.poll(TIMEOUT_S):
+        raise RankError(f"rank {rank} sent no message for {TIMEOUT_S} s")
     try:
-        return connection.recv()
+        return tuple(connection.recv())
     except EOFError:
-        raise RankFailed(f"rank {rank} ended early; its message is above") from None
+        raise RankError(f"rank {rank} exited early; its error is printed above") from None
 
 
-def show_progress(step: int, loss: float) -> None:
-    width = 40
-    filled = width * step // STEPS
-    bar = "#" * filled + "." * (width - filled)
-    line = f"  step {step:3}/{STEPS}  [{bar}]  loss {loss:.4f}"
-    if sys.stdout.isatty():
-        print("\r" + line, end="\n" if step == STEPS else "", flush=True)
-    elif step == 1 or step % (STEPS // 5) == 0:
-        print(line, flush=True)
-
-
-def train_ranks(without_allreduce: bool):
-    """Returns the mean losses, and for each rank (values that differ, SHA-256, weights)."""
+def start_rank(rank: int, store: str, without_allreduce: bool) -> tuple[SpawnProcess, Connection]:
     context = mp.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(
+        target=run_rank, args=(rank, store, without_allreduce, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def collect(ranks: list[tuple[SpawnProcess, Connection]]) -> tuple[list[float], list[RankResult]]:
+    """Losses of the training, and the result of each rank."""
     losses, results = [], []
+    with TrainingProgress() as progress:
+        for rank, (_, connection) in enumerate(ranks):
+            kind, *values = receive(rank, connection)
+            while kind == "loss":
+                step, loss = values
+                losses.append(loss)
+                progress.update(step, loss)
+                kind, *values = receive(rank, connection)
+            differing, digest, weights = values
+            results.append(RankResult(differing, digest, torch.tensor(weights)))
+    return losses, results
+
+
+def train_ranks(without_allreduce: bool) -> tuple[list[float], list[RankResult]]:
     with tempfile.TemporaryDirectory() as directory:
         store = str(Path(directory) / "store")
-        processes, connections = [], []
-        for rank in range(RANKS):
-            mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=run_rank, args=(rank, store, without_allreduce, theirs), daemon=True
-            )
-            process.start()
-            theirs.close()
-            processes.append(process)
-            connections.append(mine)
-        for rank, connection in enumerate(connections):
-            kind, *rest = receive(rank, connection)
-            while kind == "loss":
-                step, loss = rest
-                losses.append(loss)
-                show_progress(step, loss)
-                kind, *rest = receive(rank, connection)
-            differing, digest, values = rest
-            results.append((differing, digest, torch.tensor(values)))
-        for rank, process in enumerate(processes):
-            process.join(PATIENCE_S)
+        ranks = [start_rank(rank, store, without_allreduce) for rank in range(RANKS)]
+        losses, results = collect(ranks)
+        for rank, (process, _) in enumerate(ranks):
+            process.join(TIMEOUT_S)
             if process.exitcode != 0:
-                raise RankFailed(f"rank {rank} ended with exit code {process.exitcode}")
+                raise RankError(f"rank {rank} ended with exit code {process.exitcode}")
     return losses, results
 
 
 def train_alone() -> torch.Tensor:
-    """The same training in this process, on the batches of all ranks joined together."""
+    """The same training in this process, on the batches of all ranks."""
     model = make_model(seed=0)
     optimizer = make_optimizer(model)
     for step in range(STEPS):
         batches = [make_batch(rank, step) for rank in range(RANKS)]
-        joined = [torch.cat(parts) for parts in zip(*batches, strict=True)]
-        train_step(model, optimizer, joined)
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        train_step(model, optimizer, x, y)
     return weights_of(model)
 
 
-def check(losses, results) -> list[tuple[str, str, bool]]:
-    """One row per check: what, what was found, whether it holds."""
-    counts, digests, weights = zip(*results, strict=True)
-    differing = max(counts)
+def check(losses: list[float], results: list[RankResult]) -> list[tuple[str, str, bool]]:
+    """Name, value and outcome of each check."""
+    differing = max(result.differing for result in results)
     alone = train_alone()
-    distance = max(float((values - alone).abs().max()) for values in weights)
+    distance = max(float((result.weights - alone).abs().max()) for result in results)
+    first, second = (result.sha256 for result in results)
     return [
-        ("loss fell", f"{losses[0]:.4f} -> {losses[-1]:.4f}", losses[-1] < losses[0] / 4),
+        ("loss decreased", f"{losses[0]:.4f} -> {losses[-1]:.4f}", losses[-1] < losses[0] / 4),
         (
-            "weights of both ranks, bit by bit (all_gather over ccl)",
-            f"{differing} of {len(weights[0])} differ",
+            "weights of both ranks, bitwise (all_gather over ccl)",
+            f"{differing} of {len(alone)} differ",
             differing == 0,
         ),
         (
-            "the same by SHA-256, compared without ccl",
-            f"{digests[0][:8]} / {digests[1][:8]}",
-            digests[0] == digests[1],
+            "SHA-256 of the weights, compared without ccl",
+            f"{first[:8]} / {second[:8]}",
+            first == second,
         ),
         (
-            "distance to one process trained on the joined batches",
+            "distance to one process trained on the batches of both",
             f"{distance:.1e} (limit {TOLERANCE:.0e})",
             distance <= TOLERANCE,
         ),
     ]
 
 
-def print_table(rows) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+def print_table(rows: list[tuple[str, str, bool]]) -> None:
+    names, values, _ = zip(*rows, strict=True)
+    widths = max(map(len, names)), max(map(len, values))
     print()
-    for what, found, holds in rows:
-        print(f"  {what:{widths[0]}}  {found:{widths[1]}}  {'ok' if holds else 'FAILED'}")
+    for name, value, passed in rows:
+        print(f"  {name:{widths[0]}}  {value:{widths[1]}}  {'ok' if passed else 'FAILED'}")
     print()
 
 
-def main() -> int:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--without-allreduce",
         action="store_true",
-        help="do not exchange gradients: shows that the check at the end can fail",
+        help="do not exchange gradients: shows that the checks can fail",
     )
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> int:
+    options = parse_options()
     print(f"Training on {RANKS} ranks with DistributedDataParallel over ccl\n", flush=True)
     start = time.monotonic()
     try:
         losses, results = train_ranks(options.without_allreduce)
-    except RankFailed as failure:
-        print(f"\nFAILED: {failure}")
+    except RankError as error:
+        print(f"\nFAILED: {error}")
         return 1
     rows = check(losses, results)
     print_table(rows)
-    failed = [what for what, _, holds in rows if not holds]
-    if failed:
+    if failed := [name for name, _, passed in rows if not passed]:
         print(f"FAILED: {'; '.join(failed)}")
         return 1
-    print(f"All checks hold. {time.monotonic() - start:.1f} s in all.")
+    print(f"All checks passed in {time.monotonic() - start:.1f} s.")
     return 0
 
 

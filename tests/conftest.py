@@ -1,10 +1,17 @@
-"""What all tests share: programs, the rule for skips, the table of launchers, the last line."""
+"""Fixtures of all tests, the rule for skips, the table of launchers, the counts of a run."""
 
+import json
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from programs import BUILD_DIR, ROOT
+from support.commands import BUILD_DIR, ROOT
+
+# On some CPUs torch's bfloat16 matrix product is wrong or missing beyond this instruction set.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# Ranks share the cores; without this every rank starts as many threads as there are cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
@@ -21,14 +28,14 @@ def program():
 
 @pytest.fixture(scope="session")
 def slurm():
-    """A Slurm of two nodes, n1 and n2; it takes seconds to come up, so there is one for all."""
-    from slurm import cluster
+    """A Slurm cluster with nodes n1 and n2; its start takes seconds, so all tests share it."""
+    from support.slurm_cluster import cluster
 
     with cluster(nodes=2) as started:
         yield started
 
 
-# ---- skips: on the reference machine every one must have a reason in tests/allowed_skips
+# ---- skips: on the reference machine a skip is a failure unless tests/allowed_skips lists it
 
 
 def reference_machine() -> bool:
@@ -78,7 +85,7 @@ def pytest_make_collect_report():
 
 @pytest.fixture
 def launch_table(record_property):
-    """launch_table("MPICH", "train") makes this test a cell of the table below the run."""
+    """launch_table("MPICH", "train") adds the test's outcome to the table at the end."""
 
     def note(launcher: str, script: str) -> None:
         record_property("launched", (launcher, script))
@@ -88,7 +95,7 @@ def launch_table(record_property):
 
 def pytest_terminal_summary(terminalreporter):
     cells = {
-        dict(report.user_properties)["launched"]: report.outcome
+        tuple(dict(report.user_properties)["launched"]): report.outcome
         for reports in terminalreporter.stats.values()
         for report in reports
         if "launched" in dict(getattr(report, "user_properties", ()))
@@ -106,7 +113,23 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line("  ".join(padded).rstrip())
 
 
-# ---- the last line of a run
+# ---- side by side (pytest-xdist)
+
+
+def pytest_collection_modifyitems(items):
+    """All tests of the session's Slurm cluster run on one worker."""
+    for item in items:
+        if "slurm" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+
+
+# ---- counts and durations of a run
+
+DURATIONS_S: dict[str, float] = defaultdict(float)
+
+
+def pytest_runtest_logreport(report):
+    DURATIONS_S[report.nodeid.partition("@")[0]] += report.duration  # xdist appends @<group>
 
 
 def pytest_unconfigure(config):
@@ -117,7 +140,12 @@ def pytest_unconfigure(config):
     def count(*outcomes):
         return sum(len(reporter.stats.get(outcome, [])) for outcome in outcomes)
 
-    passed = count("passed", "xpassed")
-    failed = count("failed", "error")
-    skipped = count("skipped", "xfailed")
-    reporter.write_line(f"{passed} passed, {failed} failed, {skipped} skipped")
+    counts = {
+        "passed": count("passed", "xpassed"),
+        "failed": count("failed", "error"),
+        "skipped": count("skipped", "xfailed"),
+    }
+    if summary := os.environ.get("TCCL_TEST_SUMMARY"):  # tools/run_tests.py adds up its phases
+        Path(summary).write_text(json.dumps({"counts": counts, "durations_s": DURATIONS_S}))
+    else:
+        reporter.write_line(", ".join(f"{value} {outcome}" for outcome, value in counts.items()))

@@ -25,8 +25,10 @@ fi
 if [ -e build/standin/compile_commands.json ]; then
   check "clang-tidy standin" tidy build/standin < <(find tests/standin -name '*.cc' | sort)
 fi
+check "include graph" .venv/bin/python tools/include_graph.py
 check "ruff check" .venv/bin/ruff check --quiet "${python[@]}"
 check "ruff format" .venv/bin/ruff format --quiet --diff "${python[@]}"
+check "mypy" .venv/bin/mypy --no-error-summary
 
 [ $status -ne 0 ] || echo "lint: clean"
 exit $status

@@ -4,6 +4,7 @@
 #   tools/setup.sh test     what testing needs on top
 #   tools/setup.sh lint     what `make lint` needs on top
 #   tools/setup.sh applications     what the tests in tests/applications need on top
+#   tools/setup.sh docs     what `make docs` and the tests in tests/docs need on top
 # PYTHON names the interpreter for .venv (default python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,6 +25,10 @@ find_missing() {
   missing=()
   if [ "${1:-}" = applications ]; then
     has_command mpirun || missing+=(openmpi-bin)         # for accelerate launch
+    return
+  fi
+  if [ "${1:-}" = docs ]; then
+    has_command chromium || missing+=(chromium)          # for screenshots of the site
     return
   fi
   if [ "${1:-}" = lint ]; then
@@ -119,6 +124,7 @@ if [ "${1:-}" = test ]; then
   install_intel_mpi
 fi
 [ "${1:-}" != applications ] || install_applications
+[ "${1:-}" != docs ] || install_requirements requirements-docs.txt
 [ $# = 0 ] || exit 0
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||

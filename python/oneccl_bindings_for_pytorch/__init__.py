@@ -1,4 +1,4 @@
-"""The same as torch_ccl, under the name that later releases of Intel's package had."""
+"""An alias of torch_ccl: the name that later releases of Intel's package had."""
 
 from torch_ccl import *  # noqa: F403
 from torch_ccl import __all__ as __all__

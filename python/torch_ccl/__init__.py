@@ -1,19 +1,25 @@
 """The backend "ccl" of torch.distributed: collective communication on CPUs.
 
     import torch.distributed as dist
-    import torch_ccl  # under torchrun optional: torch finds the backend by itself
+    import torch_ccl  # optional: torch loads the backend's entry point by itself
 
     dist.init_process_group("ccl")
 
-There are two ways in. Somebody imports this module: the extension is loaded, the backend registered
-and what the launcher said about rank and size completed in os.environ. Or torch does, at the end of
-`import torch`, through the entry point `torch.backends`: then only a name is registered, and the
-rest happens when a group is made, of ranks that torch has brought together by what is set already.
+This module is imported in one of three ways:
+
+1. By a program. It loads the extension, registers the backend and adds the launcher's rank and
+   size to os.environ.
+2. By torch, at the end of `import torch`, through the entry point group `torch.backends`. It only
+   registers the backend's name; torch_ccl._C is loaded when the first group is created. The ranks
+   then rendezvous through torch, with the variables that are set.
+3. By the command `torch-ccl` (see torch_ccl_command). It does nothing until a public name is used.
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "DistEnv",
@@ -31,7 +37,7 @@ __all__ = [
     "settings",
 ]
 
-#: Where the package lives; `cwd/env/setvars.sh` prepares a shell for C++ programs.
+#: Directory of the package; `cwd/env/setvars.sh` prepares a shell for C++ programs.
 cwd = str(Path(__file__).resolve().parent)
 
 _SUPPORTED_TORCH = "2.13"
@@ -47,18 +53,18 @@ def _is_supported(torch_version: str) -> bool:
 
 
 def _device_types() -> list[str]:
-    """Those of Intel's package, and what CCL_DEVICES names."""
-    more = os.environ.get("CCL_DEVICES", "").lower().replace(",", " ").split()
-    return list(dict.fromkeys(("cpu", "xpu", *more)))
+    """The devices that Intel's package serves, and those named in CCL_DEVICES."""
+    named = os.environ.get("CCL_DEVICES", "").lower().replace(",", " ").split()
+    return list(dict.fromkeys(("cpu", "xpu", *named)))
 
 
-def _create(group, options):
-    """Make the backend of one group; torch.distributed calls this."""
+def _create_backend(group: Any, options: Any) -> "ProcessGroupCCL":
+    """Create the backend of one group; torch.distributed calls this."""
     from torch_ccl import _C, accelerators
 
     accelerators.check_device_types(_device_types())
     backend = _C.create(group, options)
-    accelerators.hand_over(backend, group)
+    accelerators.attach_xccl(backend, group)
     return backend
 
 
@@ -66,31 +72,32 @@ def _register() -> None:
     from torch.distributed import Backend
 
     if "ccl" not in Backend.backend_list:
-        Backend.register_backend("ccl", _create, extended_api=True, devices=_device_types())
+        Backend.register_backend("ccl", _create_backend, extended_api=True, devices=_device_types())
 
 
-def _replace_as_asked() -> None:
+def _override_backends() -> None:
     if os.environ.get("CCL_REPLACE"):
-        from torch_ccl import replacing
+        from torch_ccl import backend_override
 
-        replacing.replace_as_asked()
+        backend_override.replace_from_environment()
 
 
 def _autoload() -> None:
-    """Register the name; torch calls this. It must not fail: `import torch` would fail with it."""
+    """Entry point that torch calls. It must not raise: `import torch` would fail."""
     import torch
 
     if _is_supported(torch.__version__) and torch.distributed.is_available():
         _register()
-        _replace_as_asked()
+        _override_backends()
     if _imported_by_torch:
-        # Somebody who imports us later gets the module with all that belongs to it.
+        # A later `import torch_ccl` by the program must run this module in full.
         sys.modules.pop(__name__, None)
 
 
 _imported_by_torch = _is_being_imported("torch")
+_deferred = getattr(sys.modules.get("torch_ccl_command"), "defer_backend", False)
 
-if not _imported_by_torch:
+if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     import atexit
     import importlib.metadata
 
@@ -104,19 +111,30 @@ if not _imported_by_torch:
         )
     from torch_ccl import _C, launchers
     from torch_ccl._C import ProcessGroupCCL, operation_count
-    from torch_ccl.barriers import monitored_barrier
-    from torch_ccl.direct_calls import complete_direct_calls
-    from torch_ccl.job import get_dist_env, init, settings
+    from torch_ccl.backend_override import replace, replaced, restore
+    from torch_ccl.blocking_methods import make_methods_blocking
+    from torch_ccl.environment import get_dist_env, init, settings
     from torch_ccl.launchers import DistEnv
-    from torch_ccl.meeting_point import watch_rendezvous
     from torch_ccl.memory import empty
-    from torch_ccl.replacing import replace, replaced, restore
+    from torch_ccl.monitored_barrier import monitored_barrier
+    from torch_ccl.rendezvous import install_rendezvous_handler
 
-    launchers.complete(os.environ)
-    watch_rendezvous()
-    complete_direct_calls(ProcessGroupCCL)
-    torch.distributed.ProcessGroupCCL = ProcessGroupCCL  # where programs for Intel's package look
+    launchers.export_rank_variables(os.environ)
+    install_rendezvous_handler()
+    make_methods_blocking(ProcessGroupCCL)
+    # Programs written for Intel's package look for the class here.
+    torch.distributed.ProcessGroupCCL = ProcessGroupCCL  # type: ignore[attr-defined]
     _register()
-    _replace_as_asked()
-    # While the interpreter is whole: saying goodbye joins threads that may be running callbacks.
+    _override_backends()
+    # Before the interpreter shuts down: _close joins threads that may be running Python callbacks.
     atexit.register(_C._close)
+else:
+
+    def __getattr__(name: str) -> object:
+        """Load the whole module when the command first uses a name that needs torch."""
+        if not _deferred or name not in (*__all__, "_C"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        sys.modules["torch_ccl_command"].defer_backend = False  # type: ignore[attr-defined]
+        del globals()["__getattr__"]
+        importlib.reload(sys.modules[__name__])
+        return globals()[name]

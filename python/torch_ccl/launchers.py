@@ -1,10 +1,11 @@
-"""What the launcher of this process says about its place in the job.
+"""Rank and size of this process, as its launcher passes them in environment variables.
 
-    complete(os.environ)
+    export_rank_variables(os.environ)
 
 adds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, PMI_RANK and PMI_SIZE where they are missing,
-so that programs written for one launcher run under another. What is set stays as it is; where no
-launcher is found, nothing is added. A launcher is one row of LAUNCHERS. Knows nothing of torch.
+so that programs written for one launcher run under another. It never changes a variable that is
+set, and adds nothing where no launcher is detected. Each launcher is one row of LAUNCHERS. This
+module does not need torch.
 """
 
 import re
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 
 class Launcher(NamedTuple):
-    """The variables in which a launcher passes on rank and size, in the job and on this host."""
+    """The variables in which a launcher passes rank and size, global and on this host."""
 
     name: str
     rank: str
@@ -25,8 +26,8 @@ class Launcher(NamedTuple):
 
 ENVIRONMENT = Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
-#: The first one that is found wins: the innermost launcher comes first. MPI's are started by
-#: Slurm's, not the other way round; RANK and WORLD_SIZE come from torchrun or were set by hand.
+#: Innermost launcher first; the first one detected wins. Slurm starts MPI's launchers, not the
+#: other way round; RANK and WORLD_SIZE come from torchrun or were set by hand.
 LAUNCHERS = (
     ENVIRONMENT,
     Launcher(
@@ -46,7 +47,7 @@ LAUNCHERS = (
     Launcher("PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
     # MPICH and Intel MPI
     Launcher("hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # The number of tasks of the *step*: a batch script, which is no task, has only that of the job.
+    # The number of tasks of the *step*: a batch script is not a task and has only the job's number.
     Launcher(
         "Slurm",
         "SLURM_PROCID",
@@ -56,23 +57,25 @@ LAUNCHERS = (
     ),
 )
 
-#: Names under which programs look for rank and size.
-_PAIRS = (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+#: Pairs of names in which programs look for rank and size.
+_RANK_AND_SIZE = (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
+    """Rank and size as a launcher gives them; None where it does not."""
+
     launcher: str
     rank: int
     size: int
     local_rank: int | None
     local_size: int | None
 
-    def is_same(self, other: "Place | None") -> bool:
+    def has_same_rank(self, other: "RankInfo | None") -> bool:
         return other is not None and (self.rank, self.size) == (other.rank, other.size)
 
 
 class DistEnv(NamedTuple):
-    """Where this process is in its job. Without a launcher it is the only one."""
+    """Rank, size and host of this process. Without a launcher: rank 0 of 1."""
 
     rank: int
     world_size: int
@@ -80,7 +83,7 @@ class DistEnv(NamedTuple):
     local_size: int
     host: str
     launcher: str
-    master: str  # "address:port" where the ranks meet; empty if nobody has said it yet
+    master: str  # "address:port" of the store; empty if it is not known yet
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
@@ -89,7 +92,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _local_size(environment: Mapping[str, str], name: str) -> int | None:
-    """A number; but Slurm writes those of all nodes: 2(x3),1 for three nodes of two, one of one."""
+    """Slurm lists the tasks of all nodes: 2(x3),1 for three nodes with two and one with one."""
     node = _number(environment, "SLURM_NODEID") if name.startswith("SLURM_") else 0
     counts: list[int] = []
     for part in environment.get(name, "").split(","):
@@ -98,14 +101,14 @@ def _local_size(environment: Mapping[str, str], name: str) -> int | None:
     return counts[node] if node is not None and node < len(counts) else None
 
 
-def place_by(launcher: Launcher, environment: Mapping[str, str]) -> Place | None:
-    """None unless the launcher says both rank and size."""
+def read_variables(launcher: Launcher, environment: Mapping[str, str]) -> RankInfo | None:
+    """None unless both rank and size are set."""
     rank, size = _number(environment, launcher.rank), _number(environment, launcher.size)
     if rank is None or size is None:
         return None
     local_rank = _number(environment, launcher.local_rank)
     local_size = _local_size(environment, launcher.local_size)
-    return Place(launcher.name, rank, size, local_rank, local_size)
+    return RankInfo(launcher.name, rank, size, local_rank, local_size)
 
 
 LOOPBACK = "127.0.0.1"
@@ -116,86 +119,89 @@ def is_loopback(address: str) -> bool:
 
 
 def _is_one_host(environment: Mapping[str, str]) -> bool:
-    """Ranks that meet at a loopback address are on one host.
+    """Whether the store is at a loopback address, so that all ranks must be on one host.
 
-    So are those that somebody numbered by hand without naming an address.
+    Ranks that were numbered by hand, without an address, are on one host too.
     """
-    unnamed = "localhost" if "RANK" in environment else ""
-    return is_loopback(environment.get("MASTER_ADDR", unnamed))
+    default = "localhost" if "RANK" in environment else ""
+    return is_loopback(environment.get("MASTER_ADDR", default))
 
 
-def find(environment: Mapping[str, str]) -> Place | None:
-    """Several launchers may describe the same place, and only one of them know all of it."""
-    places = [place for row in LAUNCHERS if (place := place_by(row, environment))]
-    if not places:
+def detect(environment: Mapping[str, str]) -> RankInfo | None:
+    """Combine the launchers' variables: several launchers may describe the same rank, and only one
+    of them may give the local rank."""
+    found = [info for row in LAUNCHERS if (info := read_variables(row, environment))]
+    if not found:
         return None
-    first = places[0]
-    same = [place for place in places if place.is_same(first)]
-    # Those who know the local rank: complete() has set the other numbers for many programs.
-    knowing = [place for place in same if place.local_rank is not None]
-    sizes = [place.local_size for place in same if place.local_size is not None]
-    others = (p.launcher for p in knowing if p.launcher != ENVIRONMENT.name)
+    first = found[0]
+    same = [info for info in found if info.has_same_rank(first)]
+    with_local_rank = [info for info in same if info.local_rank is not None]
+    local_sizes = [info.local_size for info in same if info.local_size is not None]
+    # export_rank_variables() may have set RANK; the launcher is the one with the local rank.
+    others = (info.launcher for info in with_local_rank if info.launcher != ENVIRONMENT.name)
     is_torchrun = "TORCHELASTIC_RUN_ID" in environment
     launcher = first.launcher if is_torchrun else next(others, first.launcher)
-    if knowing:
-        return Place(launcher, first.rank, first.size, knowing[0].local_rank, (*sizes, None)[0])
+    if with_local_rank:
+        local_rank = with_local_rank[0].local_rank
+        return RankInfo(launcher, first.rank, first.size, local_rank, (*local_sizes, None)[0])
     if _is_one_host(environment):
-        return Place(launcher, first.rank, first.size, first.rank, (*sizes, first.size)[0])
-    return Place(launcher, first.rank, first.size, None, (*sizes, None)[0])
+        local_size = (*local_sizes, first.size)[0]
+        return RankInfo(launcher, first.rank, first.size, first.rank, local_size)
+    return RankInfo(launcher, first.rank, first.size, None, (*local_sizes, None)[0])
 
 
-def require_sense(environment: Mapping[str, str]) -> None:
-    """Raise ValueError for a place that cannot be: torch would wait for ranks that never come."""
+def validate_rank_variables(environment: Mapping[str, str]) -> None:
+    """Raise ValueError for RANK and WORLD_SIZE with which torch would wait for missing ranks."""
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     if bool(rank) != bool(size):
-        there, missing = ("RANK", "WORLD_SIZE") if rank else ("WORLD_SIZE", "RANK")
+        present, missing = ("RANK", "WORLD_SIZE") if rank else ("WORLD_SIZE", "RANK")
         raise ValueError(
-            f"{there}={rank or size} is set, but {missing} is not: set both, or neither"
+            f"{present}={rank or size} is set, but {missing} is not: set both, or neither"
         )
     if not rank:
         return
     for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
         if not value.isdecimal():
-            raise ValueError(f"{name}={value} is not a number from 0 on")
+            raise ValueError(f"{name}={value} is not a non-negative number")
     if int(rank) >= int(size):
         raise ValueError(f"RANK={rank} of WORLD_SIZE={size}: ranks go from 0 to WORLD_SIZE - 1")
 
 
 def get_dist_env(environment: Mapping[str, str]) -> DistEnv:
-    require_sense(environment)
-    place = find(environment) or Place("none", 0, 1, 0, 1)
+    validate_rank_variables(environment)
+    info = detect(environment) or RankInfo("none", 0, 1, 0, 1)
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
     return DistEnv(
-        place.rank,
-        place.size,
-        place.local_rank if place.local_rank is not None else place.rank,
-        place.local_size if place.local_size is not None else place.size,
+        info.rank,
+        info.size,
+        info.local_rank if info.local_rank is not None else info.rank,
+        info.local_size if info.local_size is not None else info.size,
         socket.gethostname(),
-        place.launcher,
+        info.launcher,
         f"{address}:{port}" if address and port else "",
     )
 
 
-#: What complete() has added, which is then not what a launcher has said.
-_added: set[str] = set()
+#: Variables that export_rank_variables() has added; they are not evidence of a launcher.
+_exported: set[str] = set()
 
 
-def is_said_by_launcher(place: Place, environment: Mapping[str, str]) -> bool:
-    """Rather than by somebody who has set RANK and WORLD_SIZE."""
-    rows = (row for row in LAUNCHERS if row is not ENVIRONMENT and row.rank not in _added)
-    return any(place.is_same(place_by(row, environment)) for row in rows)
+def is_set_by_launcher(info: RankInfo, environment: Mapping[str, str]) -> bool:
+    """Whether a launcher gives this rank and size, rather than RANK and WORLD_SIZE alone."""
+    rows = (row for row in LAUNCHERS if row is not ENVIRONMENT and row.rank not in _exported)
+    return any(info.has_same_rank(read_variables(row, environment)) for row in rows)
 
 
-def complete(environment: MutableMapping[str, str]) -> None:
-    place = find(environment)
-    if place is None:
+def export_rank_variables(environment: MutableMapping[str, str]) -> None:
+    info = detect(environment)
+    if info is None:
         return
-    for pair in _PAIRS:
-        values = dict(zip(pair, (str(place.rank), str(place.size)), strict=True))
-        # Half a pair that says something else is somebody's mistake: a mixture would hide it.
+    for names in _RANK_AND_SIZE:
+        values = dict(zip(names, (str(info.rank), str(info.size)), strict=True))
+        # Completing a pair of which one variable has another value would hide a user's mistake.
         if all(environment.get(name, value) == value for name, value in values.items()):
-            _added.update(name for name in pair if name not in environment)
+            _exported.update(name for name in names if name not in environment)
             environment.update(values)
-    for name, value in zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE"), place[3:], strict=True):
+    for name, value in (("LOCAL_RANK", info.local_rank), ("LOCAL_WORLD_SIZE", info.local_size)):
         if value is not None:
             environment.setdefault(name, str(value))

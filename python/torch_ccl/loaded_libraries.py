@@ -1,4 +1,4 @@
-"""The shared libraries that this process has loaded."""
+"""The shared libraries that this process has loaded (from /proc/self/maps)."""
 
 from pathlib import Path
 

@@ -1,11 +1,11 @@
-"""The key-value space of a job that hydra has started (MPICH, Intel MPI), by PMI-1 on PMI_FD.
+"""The key-value space of a job started by hydra (MPICH, Intel MPI): a PMI-1 client on PMI_FD.
 
-    keys = KeySpace.of(os.environ)
+    kvs = KeyValueSpace.of(os.environ)
 
-One line is asked, one line is answered. The rules, tried with MPICH 4.0: a process that has said
-`init` and ends without `finalize` is a crash, for which the launcher ends all others; after
-`finalize` MPI_Init fails, after `init` it works. So this says `finalize` when the interpreter ends,
-and not if MPI was initialised meanwhile, which then says it itself.
+PMI-1 is one line per request and one per reply. Observed with MPICH 4.0: a process that has sent
+`init` and ends without `finalize` counts as crashed, and the launcher kills the job; after
+`finalize` MPI_Init fails, after `init` it works. So this client sends `finalize` when the
+interpreter ends, unless MPI was initialised in the meantime: then MPI_Finalize sends it.
 """
 
 import atexit
@@ -26,11 +26,11 @@ class PmiError(RuntimeError):
 
 
 def mpi_is_initialized() -> bool:
-    """Asks the MPI library that this process has loaded, if it has one."""
+    """Whether an MPI library that this process has loaded is initialised."""
     flag = ctypes.c_int(0)
     for path in loaded_libraries():
         if re.search(r"/libmpi\w*\.so", path):
-            # One that was deleted meanwhile, or is no MPI, must not keep us from finalize.
+            # A deleted file or another library of that name must not prevent `finalize`.
             with contextlib.suppress(OSError, AttributeError):
                 ctypes.CDLL(path).MPI_Initialized(ctypes.byref(flag))
         if flag.value:
@@ -39,78 +39,79 @@ def mpi_is_initialized() -> bool:
 
 
 def _is_socket(fd: int) -> bool:
-    """The variable may have come through a launcher that closed the descriptor."""
+    """False if PMI_FD was inherited through a launcher that closed the descriptor."""
     try:
         return stat.S_ISSOCK(os.fstat(fd).st_mode)
     except OSError:
         return False
 
 
-class KeySpace:
-    """Texts that one process of the job publishes and the others read, all at the same time."""
+class KeyValueSpace:
+    """Texts that rank 0 puts and the other ranks get; put and get synchronise all ranks."""
 
-    _ours: "KeySpace | None" = None
+    _instance: "KeyValueSpace | None" = None
 
     def __init__(self, fd: int):
         self._fd = fd
         self._received = b""
         if not mpi_is_initialized():
-            self._ask("init pmi_version=1 pmi_subversion=1", "response_to_init")
+            self._request("init pmi_version=1 pmi_subversion=1", "response_to_init")
             atexit.register(self._finalize)
-        os.register_at_fork(after_in_child=self._forget)
-        self._name = self._ask("get_my_kvsname", "my_kvsname")["kvsname"]
+        os.register_at_fork(after_in_child=self._close_in_child)
+        self._name = self._request("get_my_kvsname", "my_kvsname")["kvsname"]
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "KeySpace | None":
-        """None if the launcher offers none. One per process: there is one connection."""
+    def of(cls, environment: Mapping[str, str]) -> "KeyValueSpace | None":
+        """None if the launcher offers none. One per process, as there is one connection."""
         fd = environment.get("PMI_FD", "")
-        if cls._ours is None and fd.isdecimal() and _is_socket(int(fd)):
-            cls._ours = cls(int(fd))
-        return cls._ours
+        if cls._instance is None and fd.isdecimal() and _is_socket(int(fd)):
+            cls._instance = cls(int(fd))
+        return cls._instance
 
-    def publish(self, key: str, text: str, timeout_s: float) -> None:
-        """Rank 0 says something; returns when all others ask for it. Raises TimeoutError."""
-        self._ask(f"put kvsname={self._name} key={key} value={text}", "put_result")
+    def put(self, key: str, text: str, timeout_s: float) -> None:
+        """On rank 0; returns when all other ranks call get(). Raises TimeoutError."""
+        self._request(f"put kvsname={self._name} key={key} value={text}", "put_result")
         self._barrier(timeout_s)
 
-    def read(self, key: str, timeout_s: float) -> str:
-        """What rank 0 says. Raises TimeoutError if not all processes of the job come in time."""
+    def get(self, key: str, timeout_s: float) -> str:
+        """On the other ranks. Raises TimeoutError if a rank of the job is missing."""
         self._barrier(timeout_s)
-        return self._ask(f"get kvsname={self._name} key={key}", "get_result")["value"]
+        return self._request(f"get kvsname={self._name} key={key}", "get_result")["value"]
 
     def _barrier(self, timeout_s: float) -> None:
-        """What was put before it is seen after it."""
-        self._ask("barrier_in", "barrier_out", timeout_s)
+        """A put before the barrier is visible to a get after it."""
+        self._request("barrier_in", "barrier_out", timeout_s)
 
-    def _ask(self, question: str, answer: str, timeout_s: float = 60) -> dict[str, str]:
+    def _request(self, command: str, reply: str, timeout_s: float = 60) -> dict[str, str]:
         if self._fd < 0:
-            raise PmiError("a forked child cannot speak to the launcher of its parent")
-        os.write(self._fd, f"cmd={question}\n".encode())
-        words = dict(
-            word.partition("=")[::2] for word in self._line(time.monotonic() + timeout_s).split()
-        )
-        if words.get("cmd") != answer or words.get("rc", "0") != "0":
-            raise PmiError(f"the launcher answers {words} to {question!r}")
-        return words
+            raise PmiError("a forked child cannot use its parent's connection to the launcher")
+        os.write(self._fd, f"cmd={command}\n".encode())
+        fields: dict[str, str] = {}
+        for word in self._read_line(time.monotonic() + timeout_s).split():
+            name, _, value = word.partition("=")
+            fields[name] = value
+        if fields.get("cmd") != reply or fields.get("rc", "0") != "0":
+            raise PmiError(f"the launcher replied {fields} to {command!r}")
+        return fields
 
-    def _line(self, deadline: float) -> str:
+    def _read_line(self, deadline: float) -> str:
         while b"\n" not in self._received:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._fd], [], [], left)[0]:
-                raise TimeoutError("the launcher does not answer")
-            piece = os.read(self._fd, 4096)
-            if not piece:
-                raise PmiError("the launcher has gone")
-            self._received += piece
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
+                raise TimeoutError("the launcher does not reply")
+            data = os.read(self._fd, 4096)
+            if not data:
+                raise PmiError("the launcher has closed the connection")
+            self._received += data
         line, _, self._received = self._received.partition(b"\n")
         return line.decode()
 
     def _finalize(self) -> None:
         if self._fd >= 0 and not mpi_is_initialized():
-            self._ask("finalize", "finalize_ack")
+            self._request("finalize", "finalize_ack")
 
-    def _forget(self) -> None:
-        """A child that outlives this process must not keep its connection."""
+    def _close_in_child(self) -> None:
+        """A child that outlives this process must not keep the connection open."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,7 @@
-// Everyone posts its block piece by piece; everyone copies everyone's. Blocks may differ in size.
+// One-shot all-gather on one host. Blocks may differ in size (allgatherv).
+//
+// Step i carries chunk i of every rank's block: each rank posts its own chunk and copies the chunks
+// of all other ranks out.
 #include "algorithms/patterns.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
@@ -6,8 +9,9 @@
 namespace tccl {
 namespace {
 
-/// The input may be this rank's own block of the output, but no other.
-bool keeps_input(const Board& board, const CollectiveTask& task) {
+/// Whether the input stays unchanged until the end: it may overlap this rank's own block of the
+/// output, but no other block.
+bool has_stable_input(const Board& board, const CollectiveTask& task) {
   const std::span input(task.in(), task.output_from(board.rank()).size());
   for (int rank = 0; rank < board.size(); ++rank)
     if (rank != board.rank() && !disjoint(task.output_from(rank), input)) return false;
@@ -18,20 +22,20 @@ bool keeps_input(const Board& board, const CollectiveTask& task) {
 
 void allgather_one_shot(Board& board, const CollectiveTask& task) {
   const std::size_t longest = task.longest_output();
-  const std::size_t per_step = piece_size(longest, board.chunk_bytes());
+  const std::size_t chunk_bytes = chunk_size(longest, board.chunk_bytes());
   const std::size_t own_bytes = task.output_from(board.rank()).size();
-  const bool stable = keeps_input(board, task);
+  const bool stable = has_stable_input(board, task);
   const std::size_t whole = longest * static_cast<std::size_t>(board.size());
-  const std::uint32_t steps = steps_for(longest, per_step);
+  const std::uint32_t steps = steps_for(longest, chunk_bytes);
   for (std::uint32_t step = 0; step < steps; ++step) {
-    const Range own = piece(own_bytes, per_step, step);
+    const Range own = chunk_range(own_bytes, chunk_bytes, step);
     publish(board, task, board.open_step(), task.in() + own.begin, own.count, Board::kEveryone,
             stable);
     board.post();
     for (int peer = 0; peer < board.size(); ++peer) {
       if (peer == board.rank()) continue;
       const auto target = task.output_from(peer);
-      const Range theirs = piece(target.size(), per_step, step);
+      const Range theirs = chunk_range(target.size(), chunk_bytes, step);
       task.copy_out(target.data() + theirs.begin, published(board, peer, step, theirs.count),
                     theirs.count, whole);
     }

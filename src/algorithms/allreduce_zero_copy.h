@@ -1,4 +1,5 @@
-// All-reduce in memory that every rank can reach.
+// Zero-copy allreduce on one host, for buffers that every rank maps (Context::allocate). The
+// allreduce algorithms of one host try it first.
 #pragma once
 
 #include "algorithms/task.h"
@@ -6,8 +7,8 @@
 
 namespace tccl {
 
-/// True if it was done: if every rank's input and output can be reached and there is enough of it.
-/// All ranks return the same.
+/// Returns false, with the output not written, if the message is too small or if some rank's input
+/// or output is not in mapped memory. All ranks return the same.
 bool allreduce_zero_copy(Board& board, const CollectiveTask& task);
 
 }  // namespace tccl

@@ -1,13 +1,13 @@
-// Gather, scatter and all-to-all as one thing: which pairs of ranks have which bytes for each
-// other.
+// Gather, scatter and all-to-all in one form: which pairs of ranks exchange which bytes. Pure
+// functions.
 #pragma once
 
 #include "algorithms/task.h"
 
 namespace tccl {
 
-/// Whether `from` has something for `to`.
-inline bool takes_part(const CollectiveTask& task, int from, int to) {
+/// Whether `from` sends to `to` in this operation.
+inline bool sends_to(const CollectiveTask& task, int from, int to) {
   switch (task.operation().op) {
     case Op::gather:
     case Op::gatherv:
@@ -20,12 +20,13 @@ inline bool takes_part(const CollectiveTask& task, int from, int to) {
   }
 }
 
-/// A gather has one input and a scatter one output; the others have one per rank.
+/// This rank's data for `to`. A gather has one input, the other operations one per rank.
 inline std::span<const std::byte> outgoing(const CollectiveTask& task, int to) {
   const Op op = task.operation().op;
   if (op == Op::gather || op == Op::gatherv) return {task.in(), task.bytes()};
   return task.input_for(to);
 }
+/// Where data from `from` goes. A scatter has one output, the other operations one per rank.
 inline std::span<std::byte> incoming(const CollectiveTask& task, int from) {
   const Op op = task.operation().op;
   if (op == Op::scatter || op == Op::scatterv) return {task.out(), task.bytes()};

@@ -1,3 +1,4 @@
+// One-shot barrier on one host: every rank posts one step and awaits that step of all ranks.
 #include "algorithms/registry.h"
 
 namespace tccl {

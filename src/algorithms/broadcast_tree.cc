@@ -1,5 +1,9 @@
-// From host to host: a small message by a binomial tree, which is short; a large one in a chain, in
-// which every host sends it only once. On each host one rank relays, and the others copy from it.
+// Broadcast over hosts: along a binomial tree of hosts for small messages (log2 H messages deep),
+// along a chain of hosts for large ones (every host sends the message once; chunks are pipelined).
+//
+// Each host has one leader: the root on its host, local rank 0 elsewhere. For each chunk a leader
+// receives from its parent | sends to its children | posts on the board. The other ranks of the
+// host copy the chunk out.
 #include "algorithms/patterns.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
@@ -7,8 +11,9 @@
 namespace tccl {
 namespace {
 
+/// Messages of at least this size use the chain.
 constexpr std::size_t kChainBytes = std::size_t{64} << 10;
-/// Pieces that are expected ahead.
+/// Chunks whose receives are posted ahead of the current step.
 constexpr std::uint32_t kAhead = 4;
 
 class TreeBroadcast {
@@ -18,20 +23,20 @@ class TreeBroadcast {
         channel_(channel),
         host_map_(channel.host_map()),
         task_(task),
-        per_step_(piece_size(task.bytes(),
-                             std::min(board.chunk_bytes(), NetworkChannel::kMaxMessageBytes))),
-        steps_(steps_for(task.bytes(), per_step_)) {
-    find_neighbours();
+        chunk_bytes_(chunk_size(task.bytes(),
+                                std::min(board.chunk_bytes(), NetworkChannel::kMaxMessageBytes))),
+        steps_(steps_for(task.bytes(), chunk_bytes_)) {
+    find_parent_and_children();
   }
 
   void run() {
-    if (board_.rank() == local_root_) return forward();
+    if (board_.rank() == local_leader_) return run_leader();
     for (std::uint32_t step = 0; step < steps_; ++step) {
-      const Range piece = tccl::piece(task_.bytes(), per_step_, step);
+      const Range chunk = chunk_range(task_.bytes(), chunk_bytes_, step);
       board_.open_step();
       board_.post();
-      task_.copy_out(task_.out() + piece.begin, published(board_, local_root_, step, piece.count),
-                     piece.count, task_.bytes());
+      task_.copy_out(task_.out() + chunk.begin, published(board_, local_leader_, step, chunk.count),
+                     chunk.count, task_.bytes());
     }
   }
 
@@ -40,43 +45,44 @@ class TreeBroadcast {
     return host == host_map_.host_of(task_.root()) ? task_.root() : host_map_.ranks_of(host)[0];
   }
 
-  void find_neighbours() {
+  void find_parent_and_children() {
     const int hosts = host_map_.hosts();
     const int root_host = host_map_.host_of(task_.root());
     const int host = host_map_.host_of(channel_.rank());
-    local_root_ = host_map_.local_rank(leader_of(host));
-    const int distance = (host - root_host + hosts) % hosts;
-    const auto at = [&](int d) { return leader_of((root_host + d) % hosts); };
+    local_leader_ = host_map_.local_rank(leader_of(host));
+    const int position = (host - root_host + hosts) % hosts;  // the root's host is at 0
+    const auto at = [&](int p) { return leader_of((root_host + p) % hosts); };
     if (task_.bytes() >= kChainBytes) {
-      if (distance > 0) parent_ = at(distance - 1);
-      if (distance + 1 < hosts) children_.push_back(at(distance + 1));
+      if (position > 0) parent_ = at(position - 1);
+      if (position + 1 < hosts) children_.push_back(at(position + 1));
       return;
     }
-    // The parent lacks the lowest bit; the children have one more, below it.
-    if (distance > 0) parent_ = at(distance & (distance - 1));
-    for (int bit = 1; bit < hosts && (distance & bit) == 0; bit *= 2)
-      if (distance + bit < hosts) children_.insert(children_.begin(), at(distance + bit));
+    // Binomial tree: the parent's position lacks the lowest set bit; each child's has one more bit
+    // set, below that one.
+    if (position > 0) parent_ = at(position & (position - 1));
+    for (int bit = 1; bit < hosts && (position & bit) == 0; bit *= 2)
+      if (position + bit < hosts) children_.insert(children_.begin(), at(position + bit));
   }
 
-  void forward() {
-    std::vector<NetworkChannel::MessagePtr> expected;
+  void run_leader() {
+    std::vector<NetworkChannel::MessagePtr> receives;
     for (std::uint32_t step = 0; step < steps_; ++step) {
-      const Range piece = tccl::piece(task_.bytes(), per_step_, step);
+      const Range chunk = chunk_range(task_.bytes(), chunk_bytes_, step);
       NetworkChannel::MessagePtr message;
       if (parent_ >= 0) {
-        while (expected.size() < steps_ && expected.size() < step + kAhead)
-          expected.push_back(channel_.post_receive(parent_));
-        message = std::move(expected[step]);
-        const std::byte* came = channel_.await(message, piece.count);
-        task_.copy_out(task_.out() + piece.begin, came, piece.count, task_.bytes());
+        while (receives.size() < steps_ && receives.size() < step + kAhead)
+          receives.push_back(channel_.post_receive(parent_));
+        message = std::move(receives[step]);
+        const std::byte* data = channel_.await(message, chunk.count);
+        task_.copy_out(task_.out() + chunk.begin, data, chunk.count, task_.bytes());
       } else if (!children_.empty()) {
         message = channel_.acquire();
-        task_.copy(message->data(), task_.in() + piece.begin, piece.count);
+        task_.copy(message->data(), task_.in() + chunk.begin, chunk.count);
       }
-      if (!children_.empty()) channel_.send(message, piece.count, children_);
+      if (!children_.empty()) channel_.send(message, chunk.count, children_);
       const Board::Slot slot = board_.open_step();
       if (board_.size() > 1)
-        publish(board_, task_, slot, task_.out() + piece.begin, piece.count, Board::kEveryone,
+        publish(board_, task_, slot, task_.out() + chunk.begin, chunk.count, Board::kEveryone,
                 /*stable=*/false);
       board_.post();
       channel_.flush(2 * kAhead);
@@ -87,10 +93,10 @@ class TreeBroadcast {
   NetworkChannel& channel_;
   const HostMap& host_map_;
   const CollectiveTask& task_;
-  std::size_t per_step_;
+  std::size_t chunk_bytes_;
   std::uint32_t steps_;
-  int local_root_ = 0;
-  int parent_ = -1;
+  int local_leader_ = 0;
+  int parent_ = -1;  // rank; none on the root's host
   std::vector<int> children_;
 };
 

@@ -1,5 +1,5 @@
-// Reductions of 8-bit floats over hosts are made in float32: a sum of each host in 8 bits would
-// have two or three digits left to lose.
+// Reductions of 8-bit floats over hosts accumulate in float32: rounding each host's sum to 8 bits
+// would leave two or three significant bits.
 #pragma once
 
 #include "algorithms/task.h"
@@ -7,8 +7,9 @@
 
 namespace tccl {
 
-/// Runs `run` with the same task on float32 if the task is on 8-bit floats, else as it is.
-/// `has_output`: whether this rank gets the result.
+/// Calls `run` with the task converted to float32 if its dtype is an 8-bit float, and converts the
+/// result back; otherwise calls `run` with the task itself. `has_output`: this rank gets the
+/// result.
 void accumulate_in_float32(const CollectiveTask& task, bool has_output,
                            FunctionRef<void(const CollectiveTask&)> run);
 

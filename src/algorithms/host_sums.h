@@ -1,5 +1,10 @@
-// The sums of the hosts: what they look like on the channel, as they are or float32 with fewer
-// bytes, and how they are added up.
+// Partial sums that hosts exchange in a hierarchical reduction: their format in a network message
+// (unchanged, or float32 packed into fewer bytes, CCL_WIRE_DTYPE), and the reduction over hosts.
+//
+//   sums.pack(message->data(), host_sum, bytes);   channel.send(message, sums.wire_bytes(bytes),
+//   peer); sums.reduce(out, host_sum, messages_from_other_hosts, bytes);
+//
+// One operation, on one thread.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +24,9 @@ class HostSums {
       : channel_(channel), task_(task), format_(format) {}
 
   [[nodiscard]] bool packs() const { return format_ != WireFormat::same; }
-  /// On the channel, for so many bytes of sums.
-  [[nodiscard]] std::size_t bytes(std::size_t of_sums) const {
-    return packs() ? kernels::packed_bytes(format_, of_sums / sizeof(float)) : of_sums;
+  /// Bytes in a message of `bytes` of sums.
+  [[nodiscard]] std::size_t wire_bytes(std::size_t bytes) const {
+    return packs() ? kernels::packed_bytes(format_, bytes / sizeof(float)) : bytes;
   }
   void pack(std::byte* to, const std::byte* sums, std::size_t bytes) const {
     if (packs())
@@ -36,28 +41,28 @@ class HostSums {
       kernels::copy(sums, from, bytes);
   }
 
-  /// In the order of hosts: `own`, of this one, and a message from each of the others, for which it
+  /// Reduces, in host order, this host's sum and one message from each other host, for which it
   /// waits. `to` may be `own`.
-  void add_up(std::byte* to, const std::byte* own,
+  void reduce(std::byte* to, const std::byte* own,
               std::span<const NetworkChannel::MessagePtr> others, std::size_t bytes) {
     if (packs()) unpacked_.resize(others.size() * bytes);
     const HostMap& host_map = channel_.host_map();
     Sources sources(host_map.hosts());
     std::size_t next = 0;
     for (int host = 0; host < host_map.hosts(); ++host) {
-      const bool here = host == host_map.host_of(channel_.rank());
-      sources[host] = here ? own : take(others, next++, bytes);
+      const bool is_own = host == host_map.host_of(channel_.rank());
+      sources[host] = is_own ? own : receive(others, next++, bytes);
     }
     task_.reduce_hosts(to, sources, bytes);
   }
 
  private:
-  const std::byte* take(std::span<const NetworkChannel::MessagePtr> messages, std::size_t index,
-                        std::size_t bytes) {
-    const std::byte* came = channel_.await(messages[index], this->bytes(bytes));
-    if (!packs()) return came;
+  const std::byte* receive(std::span<const NetworkChannel::MessagePtr> messages, std::size_t index,
+                           std::size_t bytes) {
+    const std::byte* data = channel_.await(messages[index], wire_bytes(bytes));
+    if (!packs()) return data;
     std::byte* sums = unpacked_.data() + index * bytes;
-    unpack(sums, came, bytes);
+    unpack(sums, data, bytes);
     return sums;
   }
 

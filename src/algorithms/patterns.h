@@ -1,4 +1,13 @@
-// Rank and size arithmetic as pure functions.
+// Rank and size arithmetic of the algorithms, as pure functions, and the three units of pipelining:
+//
+//   chunk   a part of the message that fits a slot of the board or a network message. A pipelined
+//           algorithm works on several chunks at once, one stage after the other.
+//   slice   the part of a chunk that one rank (or one rail) reduces.
+//   share   the part of a slice that one host reduces, in algorithms over several hosts.
+//
+// Example, allreduce of 10 elements over 2 ranks with chunks of 4 elements: chunk 2 is elements
+// 8-9, and rank 1 reduces slice 1 of it, element 9. Sizes are in elements or in bytes, as the
+// caller likes.
 #pragma once
 
 #include <algorithm>
@@ -10,45 +19,47 @@ namespace tccl {
 struct Range {
   std::size_t begin = 0;
   std::size_t count = 0;
+  friend constexpr bool operator==(const Range&, const Range&) = default;
 };
 
-/// Part `index` of `total` things cut into `parts` nearly equal parts; the first ones are larger.
+/// Part `index` of `total` divided into `parts` nearly equal parts; the first ones are larger.
 constexpr Range part(std::size_t total, std::size_t parts, std::size_t index) {
   const std::size_t each = total / parts;
   const std::size_t extra = total % parts;
   return {index * each + std::min(index, extra), each + (index < extra ? 1 : 0)};
 }
-static_assert(part(10, 4, 0).begin == 0 && part(10, 4, 0).count == 3);
-static_assert(part(10, 4, 3).begin == 8 && part(10, 4, 3).count == 2);
-static_assert(part(2, 4, 3).begin == 2 && part(2, 4, 3).count == 0);
+static_assert(part(10, 4, 0) == Range{0, 3});
+static_assert(part(10, 4, 3) == Range{8, 2});
+static_assert(part(2, 4, 3) == Range{2, 0});
 
-/// Piece `index` of `total` things cut into pieces of `piece` things; empty behind the end.
-constexpr Range piece(std::size_t total, std::size_t piece, std::size_t index) {
-  const std::size_t begin = std::min(total, index * piece);
-  return {begin, std::min(piece, total - begin)};
+/// Chunk `index` of `total` divided into chunks of `chunk`; empty beyond the end.
+constexpr Range chunk_range(std::size_t total, std::size_t chunk, std::size_t index) {
+  const std::size_t begin = std::min(total, index * chunk);
+  return {begin, std::min(chunk, total - begin)};
 }
-static_assert(piece(10, 4, 2).begin == 8 && piece(10, 4, 2).count == 2);
-static_assert(piece(10, 4, 3).count == 0);
+static_assert(chunk_range(10, 4, 2) == Range{8, 2});
+static_assert(chunk_range(10, 4, 3) == Range{10, 0});
 
-constexpr std::size_t pieces(std::size_t total, std::size_t piece) {
-  return (total + piece - 1) / piece;
+constexpr std::size_t chunk_count(std::size_t total, std::size_t chunk) {
+  return (total + chunk - 1) / chunk;
 }
-static_assert(pieces(10, 4) == 3 && pieces(8, 4) == 2 && pieces(0, 4) == 0);
+static_assert(chunk_count(10, 4) == 3 && chunk_count(8, 4) == 2 && chunk_count(0, 4) == 0);
 
-/// Bytes of one piece of `total`, at most `largest`: small enough that readers work on one while
-/// the writer makes the next, and large enough to pay for a meeting.
-constexpr std::size_t piece_size(std::size_t total, std::size_t largest) {
+/// Bytes of a chunk of a message of `total` bytes: at most `largest`; small enough that peers read
+/// one chunk while this rank writes the next, large enough to pay for the synchronisation.
+constexpr std::size_t chunk_size(std::size_t total, std::size_t largest) {
   constexpr std::size_t kSmallest = std::size_t{16} << 10;
-  constexpr std::size_t kPieces = 8;
-  constexpr std::size_t kLine = 64;  // a piece begins where its tensor's lines do
-  const std::size_t wanted = pieces(pieces(total, kPieces), kLine) * kLine;
+  constexpr std::size_t kChunks = 8;
+  constexpr std::size_t kCacheLine = 64;  // chunks start at the same offset in a cache line
+  const std::size_t wanted = chunk_count(chunk_count(total, kChunks), kCacheLine) * kCacheLine;
   return std::min(largest, std::max(kSmallest, wanted));
 }
-static_assert(piece_size(100, 1 << 18) == 16 << 10 && piece_size(1 << 30, 1 << 18) == 1 << 18);
+static_assert(chunk_size(100, 1 << 18) == 16 << 10 && chunk_size(1 << 30, 1 << 18) == 1 << 18);
 
-/// Ranks meet at least once, also when there is nothing to move.
+/// Number of board steps for `total`: at least one, because ranks synchronise also if there is
+/// nothing to move.
 constexpr std::uint32_t steps_for(std::size_t total, std::size_t per_step) {
-  return static_cast<std::uint32_t>(std::max<std::size_t>(1, pieces(total, per_step)));
+  return static_cast<std::uint32_t>(std::max<std::size_t>(1, chunk_count(total, per_step)));
 }
 
 }  // namespace tccl

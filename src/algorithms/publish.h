@@ -1,5 +1,8 @@
-// How input comes before other ranks: in the line of its step if it is small, where it lies if they
-// can reach it there, else in the slot.
+// How a rank makes a chunk of its input readable for its peers, in one of three places:
+//   - in the cache line of the step's flag, up to Board::kLineBytes;
+//   - in place, if the input is in memory that peers map (zero copy): the line carries its offset;
+//   - in the slot, as a copy.
+// publish() chooses; published() finds it on the reader's side. One operation, on one thread.
 #pragma once
 
 #include <cstring>
@@ -11,34 +14,34 @@
 
 namespace tccl {
 
-/// A smaller piece is copied sooner than remote: a remote has to wait until all have read.
+/// Smaller chunks are copied: reading in place makes the publisher wait for its readers.
 inline constexpr std::size_t kZeroCopyBytes = std::size_t{16} << 10;
 
 inline bool disjoint(std::span<const std::byte> a, std::span<const std::byte> b) {
-  const std::less_equal<> before;  // also for unrelated pointers
+  const std::less_equal<> before;  // defined for unrelated pointers, unlike <=
   return before(a.data() + a.size(), b.data()) || before(b.data() + b.size(), a.data());
 }
 
-/// Says in the line of an open step where the input of this rank is: at `memory`, if it can be
-/// reached there, or in the slot.
+/// Writes the offset of `memory` into the line of an open step if peers can read it in place, or 0
+/// if they cannot: then the caller copies the input into the slot. Returns whether they can.
 inline bool publish_address(Board& board, const Board::Slot& slot,
                             std::span<const std::byte> memory, int reader = Board::kEveryone) {
-  const bool large = memory.size() >= kZeroCopyBytes;
+  const bool is_large = memory.size() >= kZeroCopyBytes;
   const Board::Offset offset =
-      large ? board.publish_in_place(memory.data(), memory.size(), reader) : 0;
+      is_large ? board.publish_in_place(memory.data(), memory.size(), reader) : 0;
   std::memcpy(slot.line, &offset, sizeof offset);
   return offset != 0;
 }
 
-/// What publish_address() gave on the other side, or null.
+/// The memory that a peer published by publish_address(), or null if it is in the slot.
 inline const std::byte* published_address(Board& board, int peer, const Board::PeerSlot& slot) {
   Board::Offset offset;
   std::memcpy(&offset, slot.line, sizeof offset);
   return offset == 0 ? nullptr : board.read_in_place(peer, offset);
 }
 
-/// Puts a piece of input before `reader`, in an open step. `stable`: it stays what it is until
-/// the operation ends.
+/// Publishes a chunk of input to `reader` in an open step. `stable`: the memory does not change
+/// before the operation ends, so it may be read in place.
 inline void publish(Board& board, const CollectiveTask& task, const Board::Slot& slot,
                     const std::byte* data, std::size_t bytes, int reader = Board::kEveryone,
                     bool stable = true) {
@@ -47,12 +50,12 @@ inline void publish(Board& board, const CollectiveTask& task, const Board::Slot&
   task.copy(slot.input_of(bytes), data, bytes);
 }
 
-/// A piece of input that a peer has published.
+/// Waits for a peer's step and returns the chunk that it published.
 inline const std::byte* published(Board& board, int peer, std::uint32_t step, std::size_t bytes) {
   const Board::PeerSlot slot = board.await(peer, step);
   if (bytes <= Board::kLineBytes) return slot.line;
-  const std::byte* remote = published_address(board, peer, slot);
-  return remote != nullptr ? remote : slot.input;
+  const std::byte* in_place = published_address(board, peer, slot);
+  return in_place != nullptr ? in_place : slot.input;
 }
 
 }  // namespace tccl

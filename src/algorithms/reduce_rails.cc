@@ -1,35 +1,37 @@
-// All-reduce over hosts for large messages, and reduce, which is the same with fewer readers.
+// Allreduce over hosts for large messages, and reduce, which differs only in who gets the result.
 //
-// A *rail* is one rank of each host; there are as many rails as the smallest host has ranks. The
-// data is cut into *pieces*, each piece into one *slice* per rail, each slice into one *share* per
-// host:
+// A rail is one rank of each host: rail r connects the ranks with local rank r. There are as many
+// rails as the smallest host has ranks, so every rank of that host uses the network. The message is
+// divided into chunks, each chunk into one slice per rail, each slice into one share per host
+// (patterns.h). A chunk passes four stages, a reduce-scatter and an all-gather on two levels:
 //
-//   send     the ranks of a host reduce what they have; each rail sends every other host its share
-//   add up   a rail reduces its host's share of what the hosts have sent, in the order of hosts,
-//            and sends the sum to the other hosts
-//   finish   a rail takes the sums of the others' shares: now its host has the slice
-//   read     all ranks of the host copy the slices
+//   send      reduce-scatter on the host: each rail reduces its slice of all local ranks' inputs,
+//             and sends every other host its share of the slice
+//   reduce    reduce-scatter over hosts: each rail reduces its host's share in host order and sends
+//             the sum to the same rail of the other hosts
+//   collect   all-gather over hosts: each rail receives the other shares of its slice
+//   read      all-gather on the host: every rank copies all slices out
 //
-// So every byte leaves a host 2 (H - 1) / H times, whatever the number of its ranks. The four
-// stages work on different pieces, kLag apart, so that the channel never waits for a meeting.
+// Every byte leaves a host 2 (H - 1) / H times, however many ranks it has. The stages work on
+// different chunks, kLag steps apart, so that the network does not wait for the board.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/patterns.h"
+#include "algorithms/pipeline.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
 namespace {
 
-/// Pieces that are on their way between two stages. With more of them the channel is no fuller, but
-/// the hosts get ahead of each other: 1 MiB over 4 hosts at 1 Gbit/s took 13.9 ms instead of 13.6.
+/// Chunks in flight between two stages. More do not fill the network better, but let the hosts
+/// drift apart: 1 MiB over 4 hosts at 1 Gbit/s then took 13.9 ms instead of 13.6.
 constexpr std::uint32_t kLag = 1;
-/// Messages that have not left yet, per other host.
-constexpr std::size_t kMaxLeaving = 2 * kLag + 2;
+/// Unsent messages per other host.
+constexpr std::size_t kMaxUnsent = 2 * kLag + 2;
 
-class Rails {
+class RailReduction {
  public:
-  /// `reader` gets the result, or everyone.
-  Rails(Board& board, NetworkChannel& channel, const CollectiveTask& task, int reader)
+  /// `reader` is the rank that gets the result, or Board::kEveryone.
+  RailReduction(Board& board, NetworkChannel& channel, const CollectiveTask& task, int reader)
       : board_(board),
         channel_(channel),
         host_map_(channel.host_map()),
@@ -37,176 +39,155 @@ class Rails {
         sums_(channel, task, channel.format()),
         reader_(reader),
         host_(host_map_.host_of(channel.rank())),
+        rail_(static_cast<std::size_t>(board.rank())),
         rails_(static_cast<std::size_t>(host_map_.min_local_size())),
         hosts_(static_cast<std::size_t>(host_map_.hosts())),
-        elements_per_piece_(piece_bytes() / task.element_bytes()),
-        pieces_(static_cast<std::uint32_t>(pieces(task.operation().count, elements_per_piece_))) {
-    if (!is_rail()) return;
-    const std::size_t slice_bytes = slice(0, rail()).count;
-    for (std::size_t i = 0; i <= 2 * kLag; ++i) in_flight_.emplace_back(slice_bytes);
+        slices_(task.operation().count, task.element_bytes(), chunk_bytes() / task.element_bytes(),
+                rails_) {
+    if (!is_on_rail()) return;
+    for (std::size_t i = 0; i <= 2 * kLag; ++i) in_flight_.emplace_back(slices_.at(0, rail_).bytes);
   }
 
   void run() {
-    constexpr std::uint32_t kToReaders = 2 * kLag + 1;
-    for (std::uint32_t i = 0; i < pieces_ + kToReaders; ++i) {
+    constexpr std::uint32_t kReadLag = 2 * kLag + 1;
+    const std::uint32_t chunks = slices_.chunks();
+    for (std::uint32_t step = 0; step < chunks + kReadLag; ++step) {
       const Board::Slot slot = board_.open_step();
-      if (i < pieces_) copy_in(i, slot.input);
-      if (i >= kToReaders) publish_slice(i - kToReaders, slot.result);
+      if (step < chunks && board_.size() > 1) copy_in(task_, slices_, step, rail_, slot.input);
+      if (step >= kReadLag) publish_slice(step - kReadLag, slot.result);
       board_.post();
-      if (is_rail()) {
-        work_on(i, 0, [&](std::uint32_t piece) { send(piece); });
-        work_on(i, kLag, [&](std::uint32_t piece) { add_up(piece); });
-        work_on(i, 2 * kLag, [&](std::uint32_t piece) { finish(piece); });
+      if (is_on_rail()) {
+        run_stage(step, 0, [&](std::uint32_t chunk) { send(chunk); });
+        run_stage(step, kLag, [&](std::uint32_t chunk) { reduce(chunk); });
+        run_stage(step, 2 * kLag, [&](std::uint32_t chunk) { collect(chunk); });
       }
-      if (i >= kToReaders) read(i - kToReaders, i);
+      if (step >= kReadLag) read(step - kReadLag, step);
     }
   }
 
  private:
-  /// On the piece that came so many steps before, if there is one.
-  void work_on(std::uint32_t step, std::uint32_t before,
-               FunctionRef<void(std::uint32_t piece)> work) const {
-    if (step >= before && step - before < pieces_) work(step - before);
+  /// Runs a stage on the chunk of `lag` steps before, if there is one.
+  void run_stage(std::uint32_t step, std::uint32_t lag,
+                 FunctionRef<void(std::uint32_t chunk)> stage) const {
+    if (step >= lag && step - lag < slices_.chunks()) stage(step - lag);
   }
 
-  /// What is under way of one piece in this rank's rail.
+  /// This rail's slice of one chunk between the stages.
   struct InFlight {
     explicit InFlight(std::size_t slice_bytes) : sums(slice_bytes) {}
-    std::vector<std::byte> sums;  // the slice: this host's part, later the results
-    std::vector<NetworkChannel::MessagePtr> parts;    // of this host's share, from the others
-    std::vector<NetworkChannel::MessagePtr> results;  // of the others' shares
+    std::vector<std::byte> sums;                           // the host's sums, later the results
+    std::vector<NetworkChannel::MessagePtr> partial_sums;  // of this host's share, by other host
+    std::vector<NetworkChannel::MessagePtr> results;       // of the other hosts' shares
   };
 
-  [[nodiscard]] std::size_t piece_bytes() const {
-    // Alone on its host a rank needs no slot, and the channel likes long messages.
+  [[nodiscard]] std::size_t chunk_bytes() const {
+    // If every host has one rank, no slot limits the chunk, and long messages use the network best.
     const std::size_t largest = host_map_.max_local_size() == 1
                                     ? hosts_ * NetworkChannel::kMaxMessageBytes / 2
                                     : board_.chunk_bytes();
-    const std::size_t in_letters = rails_ * hosts_ * NetworkChannel::kMaxMessageBytes;
-    const std::size_t wanted = piece_size(task_.bytes(), std::min(largest, in_letters));
+    const std::size_t in_messages = rails_ * hosts_ * NetworkChannel::kMaxMessageBytes;
+    const std::size_t wanted = chunk_size(task_.bytes(), std::min(largest, in_messages));
     return std::max(task_.element_bytes(), wanted);
   }
-  [[nodiscard]] std::size_t rail() const { return static_cast<std::size_t>(board_.rank()); }
-  [[nodiscard]] bool is_rail() const { return rail() < rails_; }
-  [[nodiscard]] bool has_readers(int host) const {
+  [[nodiscard]] bool is_on_rail() const { return rail_ < rails_; }
+  [[nodiscard]] bool has_reader(int host) const {
     return reader_ == Board::kEveryone || host == host_map_.host_of(reader_);
   }
   [[nodiscard]] bool is_reader() const {
     return reader_ == Board::kEveryone || reader_ == channel_.rank();
   }
-  [[nodiscard]] int counterpart(int host) const { return host_map_.ranks_of(host)[rail()]; }
-  InFlight& in_flight(std::uint32_t piece) { return in_flight_[piece % in_flight_.size()]; }
-
-  /// Bytes of a rail's slice in its piece, and of a host's share in its slice.
-  [[nodiscard]] Range slice(std::uint32_t piece, std::size_t rail) const {
-    const Range whole = tccl::piece(task_.operation().count, elements_per_piece_, piece);
-    return in_bytes(part(whole.count, rails_, rail));
-  }
-  [[nodiscard]] Range share(std::uint32_t piece, int host) const {
-    const std::size_t elements = slice(piece, rail()).count / task_.element_bytes();
-    return in_bytes(part(elements, hosts_, static_cast<std::size_t>(host)));
-  }
-  [[nodiscard]] Range in_bytes(const Range& elements) const {
-    return {elements.begin * task_.element_bytes(), elements.count * task_.element_bytes()};
-  }
-  [[nodiscard]] std::size_t start(std::uint32_t piece) const {
-    return piece * elements_per_piece_ * task_.element_bytes();
+  /// The rank of `host` on this rail.
+  [[nodiscard]] int rail_peer(int host) const { return host_map_.ranks_of(host)[rail_]; }
+  InFlight& in_flight(std::uint32_t chunk) { return in_flight_[chunk % in_flight_.size()]; }
+  /// The share of `host` of this rail's slice, in bytes from the start of the slice.
+  [[nodiscard]] Range share(std::uint32_t chunk, int host) const {
+    return slices_.share(slices_.at(chunk, rail_), hosts_, static_cast<std::size_t>(host));
   }
 
-  void copy_in(std::uint32_t piece, std::byte* input) const {
-    if (board_.size() == 1) return;
-    for (std::size_t rail = 0; rail < rails_; ++rail) {
-      if (rail == this->rail()) continue;
-      const Range own = slice(piece, rail);
-      task_.copy(input + own.begin, task_.in() + start(piece) + own.begin, own.count);
-    }
-  }
-
-  void send(std::uint32_t piece) {
-    const Range own = slice(piece, rail());
+  void send(std::uint32_t chunk) {
+    const Slice own = slices_.at(chunk, rail_);
     Sources sources(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      sources[rank] = rank == board_.rank() ? task_.in() + start(piece) + own.begin
-                                            : board_.await(rank, piece).input + own.begin;
-    InFlight& state = in_flight(piece);
-    task_.reduce_local(board_, host_map_.ranks(), state.sums.data(), sources, own.count);
-    state.parts.clear();
-    const bool has_own = share(piece, host_).count != 0;
-    for (std::size_t k = 1; k < hosts_; ++k) {  // not all to the same host at once
+      sources[rank] = rank == board_.rank() ? task_.in() + own.in_message
+                                            : board_.await(rank, chunk).input + own.in_chunk;
+    InFlight& state = in_flight(chunk);
+    task_.reduce_local(board_, host_map_.ranks(), state.sums.data(), sources, own.bytes);
+    for (std::size_t k = 1; k < hosts_; ++k) {  // each host starts with another receiver
       const int host = static_cast<int>((static_cast<std::size_t>(host_) + k) % hosts_);
-      const Range theirs = share(piece, host);
-      const int to = counterpart(host);
+      const Range theirs = share(chunk, host);
+      const int to = rail_peer(host);
       if (theirs.count != 0) send_sums(state.sums.data() + theirs.begin, theirs.count, {&to, 1});
     }
-    for (int host = 0; has_own && host < host_map_.hosts(); ++host)
-      if (host != host_) state.parts.push_back(channel_.post_receive(counterpart(host)));
-    channel_.flush(kMaxLeaving * hosts_);
+    state.partial_sums.clear();
+    const bool has_share = share(chunk, host_).count != 0;
+    for (int host = 0; has_share && host < host_map_.hosts(); ++host)
+      if (host != host_) state.partial_sums.push_back(channel_.post_receive(rail_peer(host)));
+    channel_.flush(kMaxUnsent * hosts_);
   }
 
   NetworkChannel::MessagePtr send_sums(const std::byte* sums, std::size_t bytes,
                                        std::span<const int> to) {
     NetworkChannel::MessagePtr message = channel_.acquire();
     sums_.pack(message->data(), sums, bytes);
-    channel_.send(message, sums_.bytes(bytes), to);
+    channel_.send(message, sums_.wire_bytes(bytes), to);
     return message;
   }
 
-  void add_up(std::uint32_t piece) {
-    InFlight& state = in_flight(piece);
-    const Range own = share(piece, host_);
+  void reduce(std::uint32_t chunk) {
+    InFlight& state = in_flight(chunk);
+    const Range own = share(chunk, host_);
     if (own.count != 0) {
       std::byte* sum = state.sums.data() + own.begin;
-      sums_.add_up(sum, sum, state.parts, own.count);
+      sums_.reduce(sum, sum, state.partial_sums, own.count);
       send_result(sum, own.count);
     }
-    state.parts.clear();
+    state.partial_sums.clear();
     state.results.clear();
-    for (int host = 0; has_readers(host_) && host < host_map_.hosts(); ++host)
-      if (host != host_ && share(piece, host).count != 0)
-        state.results.push_back(channel_.post_receive(counterpart(host)));
+    for (int host = 0; has_reader(host_) && host < host_map_.hosts(); ++host)
+      if (host != host_ && share(chunk, host).count != 0)
+        state.results.push_back(channel_.post_receive(rail_peer(host)));
   }
 
   void send_result(std::byte* sum, std::size_t bytes) {
     std::vector<int> to;
     for (int host = 0; host < host_map_.hosts(); ++host)
-      if (host != host_ && has_readers(host)) to.push_back(counterpart(host));
+      if (host != host_ && has_reader(host)) to.push_back(rail_peer(host));
     if (to.empty()) return;
     const NetworkChannel::MessagePtr sent = send_sums(sum, bytes, to);
-    // The host that has made a sum must end up with the same bits as those to whom it was sent.
+    // If packing loses bits, the sending host must use the packed sum, too: all ranks get the same.
     if (sums_.packs()) sums_.unpack(sum, sent->data(), bytes);
   }
 
-  void finish(std::uint32_t piece) {
-    if (!has_readers(host_)) return;
-    InFlight& state = in_flight(piece);
+  void collect(std::uint32_t chunk) {
+    if (!has_reader(host_)) return;
+    InFlight& state = in_flight(chunk);
     std::size_t next = 0;
     for (int host = 0; host < host_map_.hosts(); ++host) {
-      const Range other = share(piece, host);
-      if (host == host_ || other.count == 0) continue;
-      const std::byte* came = channel_.await(state.results[next++], sums_.bytes(other.count));
-      sums_.unpack(state.sums.data() + other.begin, came, other.count);
+      const Range theirs = share(chunk, host);
+      if (host == host_ || theirs.count == 0) continue;
+      const std::byte* data = channel_.await(state.results[next++], sums_.wire_bytes(theirs.count));
+      sums_.unpack(state.sums.data() + theirs.begin, data, theirs.count);
     }
     state.results.clear();
-    const Range own = slice(piece, rail());
+    const Slice own = slices_.at(chunk, rail_);
     if (is_reader())
-      task_.copy_out(task_.out() + start(piece) + own.begin, state.sums.data(), own.count,
-                     task_.bytes());
+      task_.copy_out(task_.out() + own.in_message, state.sums.data(), own.bytes, task_.bytes());
   }
 
-  void publish_slice(std::uint32_t piece, std::byte* result) {
-    if (!is_rail() || board_.size() == 1 || !has_readers(host_)) return;
-    const Range own = slice(piece, rail());
-    task_.copy(result + own.begin, in_flight(piece).sums.data(), own.count);
+  void publish_slice(std::uint32_t chunk, std::byte* result) {
+    if (!is_on_rail() || board_.size() == 1 || !has_reader(host_)) return;
+    const Slice own = slices_.at(chunk, rail_);
+    task_.copy(result + own.in_chunk, in_flight(chunk).sums.data(), own.bytes);
   }
 
-  void read(std::uint32_t piece, std::uint32_t step) {
+  void read(std::uint32_t chunk, std::uint32_t step) {
     if (!is_reader()) return;
     for (std::size_t rail = 0; rail < rails_; ++rail) {
-      if (rail == this->rail()) continue;
-      const Range theirs = slice(piece, rail);
-      task_.copy_out(task_.out() + start(piece) + theirs.begin,
-                     board_.await(static_cast<int>(rail), step).result + theirs.begin, theirs.count,
-                     task_.bytes());
+      if (rail == rail_) continue;
+      const Slice slice = slices_.at(chunk, rail);
+      task_.copy_out(task_.out() + slice.in_message,
+                     board_.await(static_cast<int>(rail), step).result + slice.in_chunk,
+                     slice.bytes, task_.bytes());
     }
   }
 
@@ -217,25 +198,26 @@ class Rails {
   HostSums sums_;
   int reader_;
   int host_;
+  std::size_t rail_;  // this rank's; not below rails_ if it is on none
   std::size_t rails_;
   std::size_t hosts_;
-  std::size_t elements_per_piece_;
-  std::uint32_t pieces_;
+  Slices slices_;
   std::vector<InFlight> in_flight_;
 };
 
 }  // namespace
 
 void allreduce_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
-  accumulate_in_float32(task, /*has_output=*/true, [&](const CollectiveTask& wide) {
-    Rails(board, channel, wide, Board::kEveryone).run();
+  accumulate_in_float32(task, /*has_output=*/true, [&](const CollectiveTask& accumulated) {
+    RailReduction(board, channel, accumulated, Board::kEveryone).run();
   });
 }
 
 void reduce_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
-  accumulate_in_float32(
-      task, /*has_output=*/channel.rank() == task.root(),
-      [&](const CollectiveTask& wide) { Rails(board, channel, wide, task.root()).run(); });
+  accumulate_in_float32(task, /*has_output=*/channel.rank() == task.root(),
+                        [&](const CollectiveTask& accumulated) {
+                          RailReduction(board, channel, accumulated, task.root()).run();
+                        });
 }
 
 }  // namespace tccl

@@ -1,20 +1,28 @@
-// Each host's ranks reduce what they have for a rank elsewhere, and one of them sends it there: the
-// one with the same place on its host. The rank adds up one sum per host, in the order of hosts.
-// Blocks may differ in size.
+// Reduce-scatter over hosts. Blocks may differ in size (reduce_scatterv).
+//
+// A step carries one chunk of every rank's block. For each rank of another host, one local rank,
+// the counterpart (the same local rank, modulo the size of the host), reduces the local ranks'
+// inputs for that rank and sends it the sum. Every rank then reduces one sum per host, in host
+// order:
+//
+//   send     copy in | post | reduce the local inputs for each rank this one is counterpart of,
+//   send |
+//            reduce the local inputs for this rank
+//   reduce   this rank's chunk: its host's sum and one message per other host, kLag steps later
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/patterns.h"
+#include "algorithms/pipeline.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
 namespace {
 
-/// Pieces that are on their way between two stages.
+/// Chunks in flight between the two stages.
 constexpr std::uint32_t kLag = 3;
 
-class Scatter {
+class RailReduceScatter {
  public:
-  Scatter(Board& board, NetworkChannel& channel, const CollectiveTask& task)
+  RailReduceScatter(Board& board, NetworkChannel& channel, const CollectiveTask& task)
       : board_(board),
         channel_(channel),
         host_map_(channel.host_map()),
@@ -23,101 +31,85 @@ class Scatter {
         rank_(channel.rank()),
         host_(host_map_.host_of(rank_)),
         longest_(std::max(task.element_bytes(), task.longest_input())),
-        per_rank_(piece_bytes()),
+        chunks_(task, host_map_.ranks(), chunk_bytes()),
         in_flight_(kLag + 1) {}
 
   void run() {
-    const std::uint32_t steps = steps_for(longest_, per_rank_);
+    const std::uint32_t steps = steps_for(longest_, chunks_.chunk_bytes());
     for (std::uint32_t i = 0; i < steps + kLag; ++i) {
       if (i < steps) send(i);
-      if (i >= kLag) add_up(i - kLag);
+      if (i >= kLag) reduce(i - kLag);
     }
   }
 
  private:
   struct InFlight {
-    std::vector<std::byte> sum;  // of this host, for this rank
-    std::vector<NetworkChannel::MessagePtr> parts;
+    std::vector<std::byte> sum;                            // of this host's inputs for this rank
+    std::vector<NetworkChannel::MessagePtr> partial_sums;  // of the other hosts
   };
 
-  /// Of one rank's piece. At least one element for every rank fits: see Board::area_bytes.
-  [[nodiscard]] std::size_t piece_bytes() const {
+  [[nodiscard]] std::size_t chunk_bytes() const {
     const auto ranks = static_cast<std::size_t>(host_map_.ranks());
-    const std::size_t largest = host_map_.max_local_size() == 1
-                                    ? ranks * NetworkChannel::kMaxMessageBytes / 2
-                                    : board_.chunk_bytes();
-    const std::size_t elements =
-        piece_size(longest_ * ranks, largest) / ranks / task_.element_bytes();
-    const std::size_t bytes = std::max<std::size_t>(1, elements) * task_.element_bytes();
-    return std::min(
-        {longest_, bytes,
-         NetworkChannel::kMaxMessageBytes / task_.element_bytes() * task_.element_bytes()});
-  }
-  [[nodiscard]] Range piece(int rank, std::uint32_t step) const {
-    return tccl::piece(task_.input_for(rank).size(), per_rank_, step);
+    const std::size_t step_bytes = host_map_.max_local_size() == 1
+                                       ? ranks * NetworkChannel::kMaxMessageBytes / 2
+                                       : board_.chunk_bytes();
+    const std::size_t element = task_.element_bytes();
+    return std::min(block_chunk_size(task_, ranks, longest_, step_bytes),
+                    NetworkChannel::kMaxMessageBytes / element * element);
   }
   InFlight& in_flight(std::uint32_t step) { return in_flight_[step % in_flight_.size()]; }
+  [[nodiscard]] int counterpart_on(int host, int rank) const {
+    return host_map_.counterpart(host, host_map_.local_rank(rank));
+  }
 
   void send(std::uint32_t step) {
     const Board::Slot slot = board_.open_step();
-    copy_in(slot.input, step);
+    if (board_.size() > 1) chunks_.copy_in(slot.input, step);
     board_.post();
     for (int host = 0; host < host_map_.hosts(); ++host)
       for (const int to : host_map_.ranks_of(host))
-        if (host != host_ && host_map_.counterpart(host_, host_map_.local_rank(to)) == rank_)
-          send_to(to, step);
+        if (host != host_ && counterpart_on(host_, to) == rank_) send_to(to, step);
     InFlight& state = in_flight(step);
-    const Range own = piece(rank_, step);
-    state.sum.resize(own.count);
+    const std::size_t own_bytes = chunks_.range(rank_, step).count;
+    state.sum.resize(own_bytes);
     reduce_local(state.sum.data(), rank_, step);
-    state.parts.clear();
-    for (int host = 0; own.count != 0 && host < host_map_.hosts(); ++host)
+    state.partial_sums.clear();
+    for (int host = 0; own_bytes != 0 && host < host_map_.hosts(); ++host)
       if (host != host_)
-        state.parts.push_back(
-            channel_.post_receive(host_map_.counterpart(host, host_map_.local_rank(rank_))));
+        state.partial_sums.push_back(channel_.post_receive(counterpart_on(host, rank_)));
     channel_.flush(4 * kLag * static_cast<std::size_t>(host_map_.ranks()));
   }
 
-  void copy_in(std::byte* slot, std::uint32_t step) const {
-    if (board_.size() == 1) return;
-    for (int rank = 0; rank < host_map_.ranks(); ++rank) {
-      const Range range = piece(rank, step);
-      task_.copy(slot + static_cast<std::size_t>(rank) * per_rank_,
-                 task_.input_for(rank).data() + range.begin, range.count);
-    }
-  }
-
-  /// What the ranks of this host have for `rank`.
+  /// Reduces the local ranks' inputs for `rank`.
   void reduce_local(std::byte* sum, int rank, std::uint32_t step) {
-    const Range range = piece(rank, step);
     Sources sources(board_.size());
     for (int peer = 0; peer < board_.size(); ++peer)
-      sources[peer] = peer == board_.rank() ? task_.input_for(rank).data() + range.begin
-                                            : board_.await(peer, step).input +
-                                                  static_cast<std::size_t>(rank) * per_rank_;
-    task_.reduce_local(board_, host_map_.ranks(), sum, sources, range.count);
+      sources[peer] = peer == board_.rank()
+                          ? chunks_.input(rank, step)
+                          : board_.await(peer, step).input + chunks_.in_slot(rank);
+    task_.reduce_local(board_, host_map_.ranks(), sum, sources, chunks_.range(rank, step).count);
   }
 
   void send_to(int rank, std::uint32_t step) {
-    const std::size_t bytes = piece(rank, step).count;
+    const std::size_t bytes = chunks_.range(rank, step).count;
     if (bytes == 0) return;
     const NetworkChannel::MessagePtr message = channel_.acquire();
     if (sums_.packs()) {
-      packing_.resize(bytes);
-      reduce_local(packing_.data(), rank, step);
-      sums_.pack(message->data(), packing_.data(), bytes);
+      unpacked_.resize(bytes);
+      reduce_local(unpacked_.data(), rank, step);
+      sums_.pack(message->data(), unpacked_.data(), bytes);
     } else {
       reduce_local(message->data(), rank, step);
     }
-    channel_.send(message, sums_.bytes(bytes), rank);
+    channel_.send(message, sums_.wire_bytes(bytes), rank);
   }
 
-  void add_up(std::uint32_t step) {
-    const Range own = piece(rank_, step);
+  void reduce(std::uint32_t step) {
+    const Range own = chunks_.range(rank_, step);
     if (own.count == 0) return;
     InFlight& state = in_flight(step);
-    sums_.add_up(task_.out() + own.begin, state.sum.data(), state.parts, own.count);
-    state.parts.clear();
+    sums_.reduce(task_.out() + own.begin, state.sum.data(), state.partial_sums, own.count);
+    state.partial_sums.clear();
   }
 
   Board& board_;
@@ -128,17 +120,18 @@ class Scatter {
   int rank_;
   int host_;
   std::size_t longest_;
-  std::size_t per_rank_;
+  BlockChunks chunks_;
   std::vector<InFlight> in_flight_;
-  std::vector<std::byte> packing_;
+  std::vector<std::byte> unpacked_;
 };
 
 }  // namespace
 
 void reduce_scatter_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
-  accumulate_blocks_in_float32(
-      task, channel.rank(), channel.host_map().ranks(),
-      [&](const CollectiveTask& wide) { Scatter(board, channel, wide).run(); });
+  accumulate_blocks_in_float32(task, channel.rank(), channel.host_map().ranks(),
+                               [&](const CollectiveTask& accumulated) {
+                                 RailReduceScatter(board, channel, accumulated).run();
+                               });
 }
 
 }  // namespace tccl

@@ -1,4 +1,5 @@
-// A collective as an algorithm sees it: an operation that has been checked, as bytes per rank.
+// A validated collective operation as an algorithm sees it: bytes per rank, and copies and
+// reductions that use the worker threads. One operation, on one thread.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +15,11 @@
 
 namespace tccl {
 
-/// The least part for a worker. Two threads copy 256 KiB in 4.4 us, one in 7.2; half of that does
-/// not pay. (If the worker sleeps it pays from 2 MiB: see WorkerPool::split.)
-inline constexpr std::size_t kSplitBytes = std::size_t{128} << 10;
+/// Smallest part per thread. Two threads copy 256 KiB in 4.4 us, one thread in 7.2; with 128 KiB a
+/// second thread gains nothing. (A sleeping worker pays from 2 MiB: see WorkerPool::parallel_for.)
+inline constexpr std::size_t kMinBytesPerThread = std::size_t{128} << 10;
 
-/// One piece of memory per rank. Few ranks need no allocation.
+/// One input pointer per rank. Up to 16 ranks it does not allocate.
 class Sources {
  public:
   explicit Sources(int ranks) : count_(static_cast<std::size_t>(ranks)) {
@@ -47,7 +48,7 @@ class CollectiveTask {
   [[nodiscard]] std::size_t element_bytes() const { return element_bytes_; }
   [[nodiscard]] std::size_t bytes() const { return operation_.count * element_bytes_; }
 
-  /// The whole of a buffer that has the same size on all ranks.
+  /// The whole input and output, in operations whose buffers have the same size on all ranks.
   [[nodiscard]] const std::byte* in() const { return static_cast<const std::byte*>(operation_.in); }
   [[nodiscard]] std::byte* out() const { return static_cast<std::byte*>(operation_.out); }
 
@@ -63,37 +64,38 @@ class CollectiveTask {
     return {static_cast<std::byte*>(block.data), block.count * element_bytes_};
   }
 
-  /// Of the blocks of all ranks, in bytes.
+  /// The longest block of all ranks, in bytes.
   [[nodiscard]] std::size_t longest_input() const { return longest(operation_.in_blocks); }
   [[nodiscard]] std::size_t longest_output() const { return longest(operation_.out_blocks); }
 
-  /// memcpy with the workers' help, from kSplitBytes per thread. `to` may be `from`.
+  /// memcpy by several threads, at least kMinBytesPerThread each. `to` may be `from`.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
-  /// The same into a result of `whole` bytes: past the caches if it is large.
+  /// The same into an output of `whole` bytes in all: non-temporal stores if that is large.
   void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole) const;
 
-  /// Reduces `bytes` bytes of one source per rank, in rank order; with help like copy().
-  /// `copy` may be a second destination.
+  /// Reduces `bytes` of one source per rank, in rank order, by several threads like copy().
+  /// `second_destination`, if not null, receives the same bytes.
   void reduce(const Board& board, std::byte* destination, const Sources& sources, std::size_t bytes,
-              std::byte* copy = nullptr) const;
+              std::byte* second_destination = nullptr) const;
 
-  // A reduction over hosts has two halves: on each host, then of what the hosts have.
-  /// One source per rank of the board; there are `ranks` on all hosts. What it gives is a source of
-  /// the other half. Averages are divided here: a sum may not fit into 16 bits.
+  // A reduction over hosts has two stages: over the ranks of each host, then over the hosts.
+  /// First stage: one source per rank of the board; `ranks` is the size of the whole group. The
+  /// result is a source of the second stage. An average is divided here, because the undivided sum
+  /// may overflow a 16-bit float.
   void reduce_local(const Board& board, int ranks, std::byte* destination, const Sources& sources,
                     std::size_t bytes) const;
-  /// One source per host.
+  /// Second stage: one source per host.
   void reduce_hosts(std::byte* destination, const Sources& sources, std::size_t bytes) const;
 
   [[nodiscard]] WorkerPool& workers() const { return workers_; }
 
  private:
-  void reduce_by(ReduceOp op, std::span<const double> factors, std::size_t divisor,
-                 std::byte* destination, const Sources& sources, std::size_t bytes,
-                 std::byte* copy) const;
+  void reduce_with(ReduceOp op, std::span<const double> factors, std::size_t divisor,
+                   std::byte* destination, const Sources& sources, std::size_t bytes,
+                   std::byte* second_destination) const;
   [[nodiscard]] std::vector<double> factors_of(const Board& board) const;
-  void copy_by(void (*copy)(void*, const void*, std::size_t), std::byte* to, const std::byte* from,
-               std::size_t bytes) const;
+  void copy_with(void (*copy)(void*, const void*, std::size_t), std::byte* to,
+                 const std::byte* from, std::size_t bytes) const;
   template <typename OneBlock>
   [[nodiscard]] std::size_t longest(std::span<const OneBlock> blocks) const {
     if (blocks.empty()) return bytes();

@@ -1,4 +1,4 @@
-// Time as the library uses it: a monotonic clock and absolute deadlines.
+// Monotonic clock and absolute deadlines. Thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace tccl {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// A timeout may be as long as milliseconds::max(): the deadline then never comes.
+/// A timeout of milliseconds::max() gives a deadline that is never reached.
 inline Deadline deadline_after(std::chrono::milliseconds timeout) {
   const auto now = Clock::now();
   const auto longest = std::chrono::floor<std::chrono::milliseconds>(Deadline::max() - now);
@@ -21,13 +21,13 @@ inline std::chrono::milliseconds time_left(Deadline deadline) {
   return left.count() > 0 ? left : std::chrono::milliseconds(0);
 }
 
-/// For poll(): rounded up, never negative (which would mean for ever).
+/// Timeout argument for poll(): rounded up, never negative (negative means infinite).
 inline int poll_timeout(Deadline deadline) {
   constexpr std::chrono::milliseconds kLongest{1 << 30};
   return static_cast<int>(std::min(time_left(deadline), kLongest).count());
 }
 
-/// Tells the core that this is a spin loop.
+/// Spin-loop hint to the CPU.
 inline void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -13,9 +13,9 @@
 namespace tccl {
 namespace {
 
-constexpr int kMaxCores = 1 << 16;  // more than any kernel is built for
+constexpr int kMaxCores = 1 << 16;  // above the limit of any kernel configuration
 
-/// cpu_set_t ends at 1024 cores; kernels need not.
+/// A cpu_set_t of any size: the fixed one ends at 1024 cores.
 class CoreSet {
  public:
   explicit CoreSet(int cores) : bytes_(CPU_ALLOC_SIZE(cores)), set_(CPU_ALLOC(cores)) {
@@ -89,7 +89,7 @@ std::vector<int> cores_of_this_thread() {
   for (int size = CPU_SETSIZE; size <= kMaxCores; size *= 2) {
     const CoreSet set(size);
     if (::sched_getaffinity(0, set.bytes(), set.get()) != 0) {
-      if (errno == EINVAL) continue;  // the kernel knows more cores than that
+      if (errno == EINVAL) continue;  // the kernel's mask is larger: try the next size
       break;
     }
     std::vector<int> cores;
@@ -97,7 +97,7 @@ std::vector<int> cores_of_this_thread() {
       if (set.has(core)) cores.push_back(core);
     return cores;
   }
-  return {0};  // there is at least the one that runs this
+  return {0};  // at least the core that runs this code
 }
 
 bool pin(pthread_t thread, std::span<const int> cores) {
@@ -109,7 +109,7 @@ bool pin(pthread_t thread, std::span<const int> cores) {
     if (::pthread_getaffinity_np(thread, before.bytes(), before.get()) == EINVAL) continue;
     for (const int core : cores) wanted.add(core);
     if (::pthread_setaffinity_np(thread, wanted.bytes(), wanted.get()) != 0) return false;
-    // The kernel leaves out what it cannot give, and fails only if nothing remains.
+    // The kernel drops cores that it cannot grant and fails only if none is left.
     const CoreSet given(size);
     ::pthread_getaffinity_np(thread, given.bytes(), given.get());
     if (given.equals(wanted)) return true;

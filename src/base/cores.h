@@ -1,5 +1,4 @@
-// Cores by number: lists as people write them, and which of them a thread may run on.
-// Safe from any thread.
+// Lists of core numbers, and thread affinity. Thread-safe.
 #pragma once
 
 #include <pthread.h>
@@ -11,17 +10,17 @@
 
 namespace tccl {
 
-/// "0,1,28-31" in the order given, repetitions kept. Throws Error{invalid_argument}.
+/// Parses "0,1,28-31"; keeps order and duplicates. Throws Error{invalid_argument}.
 std::vector<int> parse_cores(std::string_view text);
 
-/// The other way round, with runs of numbers as ranges: "0,1,28-31".
+/// Formats a list, with consecutive numbers as ranges: "0,1,28-31".
 std::string cores_text(std::span<const int> cores);
 
-/// Those that the calling thread may run on, ascending.
+/// The affinity mask of the calling thread, ascending.
 std::vector<int> cores_of_this_thread();
 
-/// Lets a thread run on these cores only; they may lie outside the process's own. False, and
-/// nothing changes, if one of them is not online or not in this process's cpuset (cgroup).
+/// Sets a thread's affinity mask; the cores may be outside the process's own mask. Returns false
+/// and changes nothing if one of them is not online or not in this process's cpuset (cgroup).
 bool pin(pthread_t thread, std::span<const int> cores);
 
 }  // namespace tccl

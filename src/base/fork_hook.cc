@@ -13,7 +13,7 @@ struct Registry {
   std::set<ForkHook*> hooks;
 };
 
-/// pthread_atfork knows no user data, so this list belongs to the process. Never destroyed.
+/// Process-wide, because pthread_atfork handlers take no user data. Never destroyed.
 Registry& registry() {
   static auto* const registry = new Registry;
   return *registry;

@@ -1,5 +1,5 @@
-// Lets objects with threads, descriptors and shared memory know that they are now in a forked
-// child, where none of these may be used. Thread-safe.
+// Runs a function in every forked child, for objects whose threads, descriptors and shared memory
+// must not be used there. Thread-safe.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,8 @@
 
 namespace tccl {
 
-/// While it lives, `in_child` runs in every forked child, right after fork(), on its only thread.
-/// `guard` is held across fork(), so that the child finds what it protects in good order.
+/// During the object's lifetime, `in_child` runs in every forked child right after fork(). `guard`
+/// is locked during fork(), so the child finds the data that it protects in a consistent state.
 class ForkHook {
  public:
   ForkHook(std::mutex& guard, std::function<void()> in_child);

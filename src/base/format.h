@@ -1,5 +1,5 @@
-// Text from values: fmt, whose implementation is compiled in one place only. (Included everywhere,
-// it would triple the time that this library takes to build.)
+// String formatting by fmt. fmt's implementation is compiled in format.cc only: including it
+// everywhere would triple the build time. Thread-safe.
 #pragma once
 
 #include <fmt/core.h>

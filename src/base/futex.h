@@ -1,4 +1,5 @@
-// Sleeping on a 32-bit word. Spurious returns are normal: callers look again.
+// Sleeping on a 32-bit word. Wake-ups may be spurious: callers check their condition again.
+// Thread-safe.
 #pragma once
 
 #include <linux/futex.h>
@@ -14,7 +15,7 @@
 
 namespace tccl {
 
-/// `shared` words live in memory that several processes map; `local` ones are cheaper.
+/// `shared`: the word is in memory that several processes map. `local`: one process only; cheaper.
 enum class FutexScope { local, shared };
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
@@ -24,7 +25,7 @@ inline int futex_flag(FutexScope scope) {
   return scope == FutexScope::local ? FUTEX_PRIVATE_FLAG : 0;
 }
 
-/// Sleeps while the word is `expected`, at most `timeout`.
+/// Sleeps while the word equals `expected`, at most for `timeout`.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
                        Clock::duration timeout, FutexScope scope) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();

@@ -1,11 +1,11 @@
-// Messages for people, on stderr only. Safe from any thread.
+// Log lines on stderr. Thread-safe.
 #pragma once
 
 #include <string_view>
 
 namespace tccl {
 
-/// One line: "tccl: rank 3: warning: <text>"; the pid stands for a rank that is not known yet.
+/// Writes one line: "tccl: rank 3: warning: <text>", or "tccl: pid 4711: ..." if rank is negative.
 void log_warning(std::string_view text, int rank = -1);
 
 }  // namespace tccl

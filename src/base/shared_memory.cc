@@ -32,13 +32,13 @@ Fd new_sealed_memfd(std::size_t bytes) {
   Fd fd(::memfd_create("tccl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system_error("memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw_system_error("ftruncate(memfd)");
-  // A peer that could shrink the file could kill us with SIGBUS.
+  // Without this seal a peer could shrink the file, and an access would raise SIGBUS.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
     throw_system_error("fcntl(F_ADD_SEALS)");
   return fd;
 }
 
-void forget_expired(Cache& cache) {
+void erase_expired(Cache& cache) {
   std::erase_if(cache.by_id, [](const auto& entry) { return entry.second.expired(); });
 }
 
@@ -59,8 +59,8 @@ SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Digest& id)
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
   if (address == MAP_FAILED) throw_system_error("mmap(shared memory)");
   base_ = static_cast<std::byte*>(address);
-  // Forked children (data-loader workers) neither keep the memory alive nor write to it, but for
-  // what inherit_in_child() allows.
+  // Forked children (data-loader workers) must neither keep the memory alive nor write to it,
+  // except to ranges that inherit_in_child() allows.
   inherit_in_child(0, bytes, false);
   ::madvise(address, bytes, MADV_DONTDUMP);
 }
@@ -72,7 +72,7 @@ SharedMemory::~SharedMemory() {
 std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t bytes) {
   auto memory = std::make_shared<SharedMemory>(new_sealed_memfd(bytes), bytes, random_digest());
   const std::lock_guard lock(cache().mutex);
-  forget_expired(cache());
+  erase_expired(cache());
   cache().by_id[memory->id()] = memory;
   return memory;
 }
@@ -80,7 +80,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t bytes) {
 std::shared_ptr<SharedMemory> SharedMemory::open(const Fd& fd, std::size_t bytes,
                                                  const Digest& id) {
   const std::lock_guard lock(cache().mutex);
-  forget_expired(cache());
+  erase_expired(cache());
   if (const auto found = cache().by_id.find(id); found != cache().by_id.end())
     if (auto known = found->second.lock()) return known;
   Fd own = fd.duplicate();

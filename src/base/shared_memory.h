@@ -1,5 +1,5 @@
-// Memory that several processes map: a sealed memfd, so nothing is left behind after kill -9 and
-// no size limit of /dev/shm applies. It is sparse: pages cost nothing until they are touched.
+// Memory that several processes map: a sealed memfd, so kill -9 leaks nothing and the size limit of
+// /dev/shm does not apply. The file is sparse: a page is allocated when it is first touched.
 // Thread-safe after construction.
 #pragma once
 
@@ -13,17 +13,16 @@
 
 namespace tccl {
 
-/// Of this machine.
+/// Page size of this machine.
 std::size_t page_bytes();
-/// So many bytes that they fill whole pages: at least as many.
 std::size_t round_up_to_pages(std::size_t bytes);
 
 class SharedMemory {
  public:
   /// A new segment, zeroed.
   static std::shared_ptr<SharedMemory> create(std::size_t bytes);
-  /// A segment that another context made; `id` names it. A process maps each segment once,
-  /// whichever of its contexts asks: ranks that are threads then share addresses.
+  /// Maps a segment that another context created; `id` identifies it. A process maps each segment
+  /// once for all its contexts, so ranks that are threads of one process share addresses.
   static std::shared_ptr<SharedMemory> open(const Fd& fd, std::size_t bytes, const Digest& id);
 
   SharedMemory(Fd fd, std::size_t bytes, const Digest& id);
@@ -36,16 +35,16 @@ class SharedMemory {
   [[nodiscard]] const Digest& id() const noexcept { return id_; }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
-  /// Gives the pages of a range back; they read as zero afterwards.
+  /// Frees the pages of a range; they read as zero afterwards.
   void discard(std::size_t offset, std::size_t bytes) noexcept;
-  /// Whether a forked child sees a range, then shared with its parent. At first it sees none.
+  /// Whether a forked child inherits a range, shared with its parent. By default it inherits none.
   void inherit_in_child(std::size_t offset, std::size_t bytes, bool inherit) noexcept;
-  /// Puts pages of this process alone, with the same contents, at the addresses of a range, while
-  /// other processes keep the pages that were there. Throws Error{system}.
+  /// Replaces the pages of a range by private copies at the same addresses; other processes keep
+  /// the shared pages. Throws Error{system}.
   void make_private(std::size_t offset, std::size_t bytes);
-  /// Puts the segment's own pages there again. False if the system refuses.
+  /// Maps the segment's shared pages there again. Returns false on failure.
   bool make_shared(std::size_t offset, std::size_t bytes) noexcept;
-  /// In a forked child: lets go of the descriptor. Of the mapping it has what it was to inherit.
+  /// In a forked child: closes the descriptor. The mapping has only the inherited ranges.
   void drop_in_child() noexcept { fd_.reset(); }
 
  private:
@@ -53,7 +52,7 @@ class SharedMemory {
   std::byte* base_;
   std::size_t bytes_;
   Digest id_;
-  pid_t owner_;  // a forked child must not unmap an address range that is not ours there
+  pid_t owner_;  // a forked child must not unmap the range: other mappings may be there
 };
 
 }  // namespace tccl

@@ -19,7 +19,7 @@ struct ThreadPool::Pool {
   bool stopping = false;
   std::vector<std::thread> threads;
 
-  void work() {
+  void run_thread() {
     std::unique_lock lock(mutex);
     for (;;) {
       ++idle;
@@ -44,9 +44,9 @@ void ThreadPool::submit(std::function<void()> job) {
   pool_->jobs.push_back(std::move(job));
   if (pool_->idle >= pool_->jobs.size()) return pool_->wake.notify_one();
   try {
-    pool_->threads.emplace_back([pool = pool_] { pool->work(); });
+    pool_->threads.emplace_back([pool = pool_] { pool->run_thread(); });
   } catch (const std::system_error& error) {
-    log_warning(std::string("no further thread can be made: ") + error.what());
+    log_warning(std::string("cannot start another thread: ") + error.what());
   }
 }
 
@@ -59,7 +59,7 @@ void ThreadPool::stop() noexcept {
   }
   pool_->wake.notify_all();
   for (std::thread& thread : threads) {
-    // The last reference to a context may go away in a callback, on one of these very threads.
+    // A callback on one of these threads may release the last reference to the context.
     thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
   }
 }

@@ -1,8 +1,8 @@
-// Threads that run started collectives: a pool that grows whenever all of its threads are busy.
+// Threads that execute asynchronous collectives: a pool that grows whenever all threads are busy.
 //
-// A driver that has begun a collective stays with it to its end and may wait for peers, so no job
-// may ever wait for a thread that another job holds: hence no upper limit. Threads are kept for the
-// next job. Thread-safe.
+// A thread executes a collective to its end and may wait for peers meanwhile. If a job had to wait
+// for a thread that another job occupies, two groups used in opposite order could deadlock; so the
+// number of threads has no limit. Idle threads are kept for later jobs. Thread-safe.
 #pragma once
 
 #include <functional>
@@ -14,14 +14,14 @@ class ThreadPool {
  public:
   ThreadPool();
   ~ThreadPool() { stop(); }
-  /// If no thread can be made the job stays queued for the next one that is free.
+  /// Never blocks. If no thread can be started, the job stays queued for the next idle thread.
   void submit(std::function<void()> job);
-  /// Joins all threads (but the calling one). Their jobs must be able to end.
+  /// Joins all threads except the calling one. Every submitted job must be able to finish.
   void stop() noexcept;
 
  private:
   struct Pool;
-  std::shared_ptr<Pool> pool_;  // also held by each thread: stop() may be called on one of them
+  std::shared_ptr<Pool> pool_;  // each thread holds a reference: stop() may run on one of them
 };
 
 }  // namespace tccl

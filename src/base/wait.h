@@ -1,17 +1,24 @@
-// The one way to wait for another rank: spin briefly, then yield, then sleep.
+// The wait policy: spin briefly, then yield, then sleep. Waits for peers and for worker threads go
+// through wait_until() or its two halves, spin_then_yield() and sleep_until().
 //
-// Four ranks on two cores: pure spinning costs milliseconds per exchange, sleeping at once tens of
-// microseconds, yielding ten. Nobody spins without bound, so an idle rank uses no CPU.
+//   const bool ready = wait_until(doorbell, peer_has_posted, deadline_has_passed);
 //
-// A thread sleeps only on a Doorbell in its own process's memory. Whoever changes something that
-// the thread may be waiting for rings that doorbell. Lost wake-ups cannot happen: the sleeper
-// announces itself, *then* looks; the ringer stores, *then* looks for sleepers; both put a
-// sequentially consistent fence in between.
+// What a waiter sleeps on is a parameter, the Sleeper: a Doorbell in shared memory (other ranks of
+// this host), the network endpoint (ranks of other hosts; transport/ofi/endpoint.h), the worker
+// pool's own doorbell (base/worker_pool.cc).
+//
+// Why three phases, measured with four ranks on two cores: pure spinning costs milliseconds per
+// exchange, sleeping at once tens of microseconds, yielding ten. Spinning and yielding are bounded,
+// so an idle rank uses no CPU.
+//
+// Thread safety: any number of threads may wait on and ring the same doorbell.
 #pragma once
 
 #include <sched.h>
 
 #include <atomic>
+#include <climits>
+#include <concepts>
 #include <cstdint>
 
 #include "base/clock.h"
@@ -19,45 +26,32 @@
 
 namespace tccl {
 
-struct alignas(64) Doorbell {
-  std::atomic<std::uint32_t> rings{0};
-  std::atomic<std::uint32_t> sleepers{0};
-
-  /// Wakes whoever sleeps. Call after the store that the sleeper waits for; the caller has put
-  /// doorbell_fence() between the two (one fence serves many bells).
-  void ring_if_sleeping() {
-    if (sleepers.load(std::memory_order_relaxed) != 0) ring();
-  }
-  void ring() {
-    rings.fetch_add(1, std::memory_order_release);  // pairs with the load before futex_wait
-    futex_wake_all(rings, FutexScope::shared);
-  }
-};
-
-inline void doorbell_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-
-/// How long to look before sleeping.
+/// How long to poll before sleeping.
 struct BackoffPolicy {
   Clock::duration spin;
-  Clock::duration before_sleep;  // spinning, then yielding
+  Clock::duration before_sleep;  // spinning plus yielding
 };
-/// Every rank can have a core of its own. A yield costs as much as a small collective, so spin for
-/// as long as ranks are usually apart.
+/// Every rank has a core. A yield costs as much as a small collective, so spin for as long as ranks
+/// usually are apart.
 inline constexpr BackoffPolicy kBackoffDedicated{std::chrono::microseconds(20),
                                                  std::chrono::microseconds(100)};
-/// There are more ranks than cores: whoever spins keeps another from running. Whoever sleeps may
-/// leave a core idle, which takes tens of microseconds to come back.
+/// More ranks than cores: a rank that spins keeps another one from running. Waking a sleeping rank
+/// on an idle core takes tens of microseconds, so yield for long.
 inline constexpr BackoffPolicy kBackoffOversubscribed{std::chrono::microseconds(0),
                                                       std::chrono::microseconds(500)};
+/// Each poll of the network is a system call, so spinning between polls gains nothing; waking up
+/// takes tens of microseconds.
+inline constexpr BackoffPolicy kBackoffNetwork{std::chrono::microseconds(0),
+                                               std::chrono::microseconds(500)};
 
-/// A sleeper looks for dead peers this often: no system call tells it of a death at once, and
-/// 250 looks a second cost well under a percent of a core.
+/// A sleeping rank wakes this often to check whether its peers are alive: no system call reports
+/// a death at once. 250 checks per second cost well under 1 % of a core.
 inline constexpr auto kSleepInterval = std::chrono::milliseconds(4);
 
-/// How often whoever waits on a user's thread calls Context::Options::poll_interrupt.
+/// How often a wait on a user's thread calls Context::Options::poll_interrupt.
 inline constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
 
-/// True once ready(); false if it was not ready within the spinning and yielding time.
+/// Polls ready() for the time of the policy. Returns whether it became true.
 template <class Ready>
 bool spin_then_yield(Ready&& ready, const BackoffPolicy& backoff = kBackoffDedicated) {
   if (ready()) return true;
@@ -75,27 +69,84 @@ bool spin_then_yield(Ready&& ready, const BackoffPolicy& backoff = kBackoffDedic
   return ready();
 }
 
-/// Sleeps until ready(). Calls give_up() now and then; if that returns true and the data is still
-/// not there, returns false. (Data first, then death, then data once more: a peer may publish its
-/// result and exit normally.)
-template <class Ready, class GiveUp>
-bool sleep_until(Doorbell& doorbell, Ready&& ready, GiveUp&& give_up) {
-  struct Announce {
-    Doorbell& doorbell;
-    explicit Announce(Doorbell& b) : doorbell(b) {
-      doorbell.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    }
-    ~Announce() { doorbell.sleepers.fetch_sub(1, std::memory_order_relaxed); }
-  } announce(doorbell);
+/// What a waiter sleeps on. A wake-up between prepare() and sleep(token) makes sleep() return at
+/// once, so the waiter calls prepare(), then checks its condition, then sleeps.
+template <class S>
+concept Sleeper = requires(S sleeper) {
+  sleeper.sleep(sleeper.prepare());
+};
+
+/// Sleeps until ready() returns true. Calls give_up() before each sleep; if that returns true,
+/// returns ready(), which is checked once more because a peer may have posted its data and then
+/// exited normally.
+template <Sleeper S, class Ready, class GiveUp>
+bool sleep_until(S&& sleeper, Ready&& ready, GiveUp&& give_up) {
   for (;;) {
-    const std::uint32_t rings = doorbell.rings.load(std::memory_order_acquire);
-    doorbell_fence();  // announce, then look; pairs with the ringer's store, then look
+    const auto token = sleeper.prepare();
     if (ready()) return true;
     if (give_up()) return ready();
-    futex_wait(doorbell.rings, rings, kSleepInterval, FutexScope::shared);
+    sleeper.sleep(token);
   }
 }
 
+/// A futex with a count of its sleepers, so that ringing costs no system call if nobody sleeps. It
+/// may be in shared memory; then only its own process sleeps on it and any process may ring it.
+///
+/// No wake-up is lost: the sleeper increments `sleepers`, then reads the condition; the ringer
+/// writes the condition, then reads `sleepers`; both have a seq_cst fence in between, so at least
+/// one of them sees the other's write.
+struct alignas(64) Doorbell {
+  std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> sleepers{0};
+
+  /// Call after writing the condition and doorbell_fence(). One fence serves several doorbells.
+  void ring_if_sleeping(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
+    // relaxed: the caller's doorbell_fence() pairs with the one in DoorbellSleeper::prepare()
+    if (sleepers.load(std::memory_order_relaxed) != 0) ring(scope, how_many);
+  }
+  void ring(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
+    rings.fetch_add(1, std::memory_order_release);  // pairs with DoorbellSleeper::prepare()
+    futex_wake(rings, how_many, scope);
+  }
+};
+
+inline void doorbell_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+/// Sleeps on a doorbell, at most `interval` at a time. `scope` must be that of the ringer.
+class DoorbellSleeper {
+ public:
+  explicit DoorbellSleeper(Doorbell& doorbell, FutexScope scope = FutexScope::shared,
+                           Clock::duration interval = kSleepInterval)
+      : doorbell_(doorbell), scope_(scope), interval_(interval) {
+    // seq_cst, and a fence in prepare(): pairs with doorbell_fence() and ring_if_sleeping()
+    doorbell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~DoorbellSleeper() {
+    // relaxed: a ringer that still sees this sleeper makes one needless system call
+    doorbell_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  }
+  DoorbellSleeper(const DoorbellSleeper&) = delete;
+  DoorbellSleeper& operator=(const DoorbellSleeper&) = delete;
+
+  [[nodiscard]] std::uint32_t prepare() const {
+    const auto rings = doorbell_.rings.load(std::memory_order_acquire);  // pairs with ring()
+    doorbell_fence();  // orders the increment of `sleepers` before the check of the condition
+    return rings;
+  }
+  void sleep(std::uint32_t rings) const { futex_wait(doorbell_.rings, rings, interval_, scope_); }
+
+ private:
+  Doorbell& doorbell_;
+  FutexScope scope_;
+  Clock::duration interval_;
+};
+
+template <class Ready, class GiveUp>
+bool sleep_until(Doorbell& doorbell, Ready&& ready, GiveUp&& give_up) {
+  return sleep_until(DoorbellSleeper(doorbell), ready, give_up);
+}
+
+/// The whole policy on a doorbell in shared memory.
 template <class Ready, class GiveUp>
 bool wait_until(Doorbell& doorbell, Ready&& ready, GiveUp&& give_up,
                 const BackoffPolicy& backoff = kBackoffDedicated) {

@@ -13,63 +13,72 @@
 namespace tccl {
 namespace {
 
-/// More parts than threads: a worker that comes late, or is slow, then takes fewer of them.
+/// More parts than threads, so that a late or slow worker takes fewer of them.
 constexpr std::size_t kPartsPerThread = 8;
 constexpr std::size_t kMaxParts = 0xffff;
 
 std::size_t parts_in(std::uint64_t word) { return word & kMaxParts; }
 
+/// A worker is woken by the doorbell alone: it has no peer whose death it would have to detect.
+constexpr auto kWorkerSleepInterval = std::chrono::hours(1);
+
 constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return a / b + (a % b != 0); }
 
 }  // namespace
 
-/// Lives on the caller's stack while its parts are worked on.
+/// One parallel_for, on the caller's stack.
 struct WorkerPool::Job {
   Body body;
   std::size_t count;
-  std::size_t part;  // length of each but the last
+  std::size_t part;  // length of each part except the last
   std::size_t parts;
   std::atomic<std::size_t> finished{0};
 
   void run(std::size_t index) noexcept {
     const std::size_t begin = index * part;
     body(begin, index + 1 == parts ? count - begin : part);
-    finished.fetch_add(1,
-                       std::memory_order_release);  // pairs with is_finished(); *this may be gone
+    // release: pairs with is_finished(). From here on *this may no longer exist.
+    finished.fetch_add(1, std::memory_order_release);
   }
   [[nodiscard]] bool is_finished() const {
-    return finished.load(std::memory_order_acquire) == parts;
+    return finished.load(std::memory_order_acquire) == parts;  // pairs with run()
   }
 };
 
-WorkerPool::WorkerPool(WorkerPoolOptions plan) : plan_(std::move(plan)), count_(plan_.count) {
-  if (plan_.start_eagerly && plan_.count > 0) make_threads();
+WorkerPool::WorkerPool(WorkerPoolOptions options)
+    : options_(std::move(options)), count_(options_.count) {
+  if (options_.start_eagerly && options_.count > 0) start_threads();
 }
 
 void WorkerPool::parallel_for_workers(std::size_t count, std::size_t grain, Body body,
                                       bool wake_sleepers) noexcept {
-  if (taken_.exchange(true, std::memory_order_acquire)) return body(0, count);
-  if (threads_.empty()) make_threads();
-  const std::size_t grains = count / grain;  // what remains goes with the last part
-  const std::size_t most = std::min((threads_.size() + 1) * kPartsPerThread, kMaxParts);
-  const std::size_t grains_per_part = divide_up(grains, most);
+  // acquire: pairs with the release store at the end
+  if (busy_.exchange(true, std::memory_order_acquire)) return body(0, count);
+  if (threads_.empty()) start_threads();
+  const std::size_t grains = count / grain;  // the remainder belongs to the last part
+  const std::size_t max_parts = std::min((threads_.size() + 1) * kPartsPerThread, kMaxParts);
+  const std::size_t grains_per_part = divide_up(grains, max_parts);
   Job job{body, count, grains_per_part * grain, divide_up(grains, grains_per_part)};
-  job_.store(&job, std::memory_order_relaxed);
-  const std::uint64_t number = (parts_left_.load(std::memory_order_relaxed) >> 16) + 1;
-  parts_left_.store(number << 16 | job.parts, std::memory_order_release);  // pairs with run_part()
-  if (wake_sleepers) wake(job.parts - 1);
+  job_.store(&job, std::memory_order_relaxed);  // published by the release store of parts_left_
+  const std::uint64_t sequence = (parts_left_.load(std::memory_order_relaxed) >> 16) + 1;
+  parts_left_.store(sequence << 16 | job.parts,
+                    std::memory_order_release);  // pairs with run_part()
+  if (wake_sleepers) {
+    doorbell_fence();  // pairs with the sleeper in run_worker()
+    work_doorbell_.ring_if_sleeping(FutexScope::local, static_cast<int>(job.parts - 1));
+  }
   while (run_part()) {
   }
   wait_until(
       done_doorbell_, [&] { return job.is_finished(); }, [] { return false; });
-  taken_.store(false, std::memory_order_release);  // pairs with the exchange above
+  busy_.store(false, std::memory_order_release);  // pairs with the exchange above
 }
 
 bool WorkerPool::run_part() noexcept {
+  // acquire here and below: pairs with the store in parallel_for_workers()
   std::uint64_t seen = parts_left_.load(std::memory_order_acquire);
   while (parts_in(seen) != 0) {
-    Job* const job =
-        job_.load(std::memory_order_relaxed);  // the right one if the next line succeeds
+    Job* const job = job_.load(std::memory_order_relaxed);  // valid if the exchange succeeds
     if (parts_left_.compare_exchange_weak(seen, seen - 1, std::memory_order_acquire)) {
       job->run(job->parts - parts_in(seen));
       return true;
@@ -78,76 +87,65 @@ bool WorkerPool::run_part() noexcept {
   return false;
 }
 
-void WorkerPool::wake(std::size_t workers) noexcept {
-  doorbell_fence();  // stored, then look; pairs with serve()
-  if (work_doorbell_.sleepers.load(std::memory_order_relaxed) == 0) return;
-  work_doorbell_.rings.fetch_add(1, std::memory_order_release);  // pairs with the load in serve()
-  futex_wake(work_doorbell_.rings, static_cast<int>(workers), FutexScope::local);
-}
-
-void WorkerPool::serve() noexcept {
+void WorkerPool::run_worker() noexcept {
   const auto has_work = [this] {
-    return parts_in(parts_left_.load(std::memory_order_relaxed)) != 0 ||
-           stopping_.load(std::memory_order_acquire);  // pairs with stop()
+    return parts_in(parts_left_.load(std::memory_order_relaxed)) != 0 ||  // run_part() acquires
+           stopping_.load(std::memory_order_acquire);                     // pairs with stop()
   };
   for (;;) {
-    bool helped = false;
-    while (run_part()) helped = true;
-    if (helped) {
-      doorbell_fence();  // finished, then look; pairs with wait_until()
+    bool has_run = false;
+    while (run_part()) has_run = true;
+    if (has_run) {
+      doorbell_fence();  // pairs with the sleeper of done_doorbell_ in wait_until()
       done_doorbell_.ring_if_sleeping();
     }
-    if (stopping_.load(std::memory_order_acquire)) return;
+    if (stopping_.load(std::memory_order_acquire)) return;  // pairs with stop()
     if (spin_then_yield(has_work)) continue;
-    work_doorbell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t rings = work_doorbell_.rings.load(std::memory_order_acquire);
-    doorbell_fence();  // announced, then look; pairs with wake()
-    if (!has_work())
-      futex_wait(work_doorbell_.rings, rings, std::chrono::hours(1), FutexScope::local);
-    work_doorbell_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    bool has_slept = false;  // after a wake-up, poll again before the next sleep
+    sleep_until(DoorbellSleeper(work_doorbell_, FutexScope::local, kWorkerSleepInterval), has_work,
+                [&] { return std::exchange(has_slept, true); });
   }
 }
 
-void WorkerPool::make_threads() noexcept {
-  std::vector<int> refused;
+void WorkerPool::start_threads() noexcept {
+  std::vector<int> missing_cores;
   try {
-    threads_.reserve(static_cast<std::size_t>(plan_.count));
-    for (std::size_t i = 0; i < static_cast<std::size_t>(plan_.count); ++i) {
-      threads_.emplace_back([this] { serve(); });
-      place(i, &refused);
+    threads_.reserve(static_cast<std::size_t>(options_.count));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(options_.count); ++i) {
+      threads_.emplace_back([this] { run_worker(); });
+      name_and_pin(i, &missing_cores);
     }
   } catch (const std::exception& error) {
-    log_warning(formatted("only {} of {} worker threads could be made: {}", threads_.size(),
-                          plan_.count, error.what()),
-                plan_.rank);
+    log_warning(formatted("only {} of {} worker threads could be started: {}", threads_.size(),
+                          options_.count, error.what()),
+                options_.rank);
   }
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
-  static std::atomic<bool> warned{false};  // ranks as threads, or one context after another
-  if (!refused.empty() && !warned.exchange(true, std::memory_order_relaxed))
+  static std::atomic<bool> warned{false};  // once per process, however many contexts it has
+  if (!missing_cores.empty() && !warned.exchange(true, std::memory_order_relaxed))
     log_warning(formatted("CCL_WORKER_AFFINITY: this process has no core {}; the workers meant for "
                           "it are not pinned",
-                          cores_text(refused)),
-                plan_.rank);
+                          cores_text(missing_cores)),
+                options_.rank);
 }
 
-void WorkerPool::place(std::size_t index, std::vector<int>* refused) {
+void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cores) {
   const pthread_t thread = threads_[index].native_handle();
   char name[16];  // the kernel's limit
   std::snprintf(name, sizeof name, "ccl-worker-%zu", index);
   ::pthread_setname_np(thread, name);
-  if (index < plan_.cores.size()) {
-    if (pin(thread, {&plan_.cores[index], 1})) return;
-    refused->push_back(plan_.cores[index]);
+  if (index < options_.cores.size()) {
+    if (pin(thread, {&options_.cores[index], 1})) return;
+    missing_cores->push_back(options_.cores[index]);
   }
-  pin(thread, plan_.domain);  // whoever made the thread may itself be bound to one core, by OpenMP
+  pin(thread, options_.domain);  // the creating thread may be bound to one core, by OpenMP
 }
 
 void WorkerPool::stop() noexcept {
-  stopping_.store(true, std::memory_order_release);  // pairs with serve()
+  stopping_.store(true, std::memory_order_release);  // pairs with run_worker()
   count_.store(0, std::memory_order_relaxed);
-  doorbell_fence();
-  work_doorbell_.rings.fetch_add(1, std::memory_order_release);
-  futex_wake_all(work_doorbell_.rings, FutexScope::local);
+  doorbell_fence();  // pairs with the sleeper in run_worker()
+  work_doorbell_.ring(FutexScope::local);
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }

@@ -203,8 +203,8 @@ constexpr SettingRow kRows[] = {
     {"CCL_BARRIER", "", kAlgorithmDoc, algorithm_into<Op::barrier>},
 };
 
-/// Variables of the installation, the Python package and the command torch-ccl.
-constexpr std::string_view kNotSettings[] = {"CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT", "CCL_RSH"};
+constexpr std::string_view kPackageVariables[] = {"CCL_DEVICES", "CCL_REPLACE", "CCL_ROOT",
+                                                  "CCL_RSH"};
 
 void parse_row(const SettingRow& row, Settings& settings, const std::string& text) {
   try {
@@ -216,7 +216,7 @@ void parse_row(const SettingRow& row, Settings& settings, const std::string& tex
 
 bool is_known(std::string_view name) {
   return std::ranges::any_of(kRows, [&](const SettingRow& row) { return name == row.name; }) ||
-         std::ranges::find(kNotSettings, name) != std::end(kNotSettings);
+         std::ranges::find(kPackageVariables, name) != std::end(kPackageVariables);
 }
 
 /// Levenshtein distance: how many characters must be changed, added or removed.
@@ -257,12 +257,19 @@ void warn_about_unknown_names() {
 
 std::span<const SettingRow> setting_rows() { return kRows; }
 
-Settings settings_from_environment() {
+std::span<const std::string_view> package_variables() { return kPackageVariables; }
+
+Settings parse_environment() {
   Settings settings;
   for (const SettingRow& row : kRows) {
     const char* text = std::getenv(row.name);
     parse_row(row, settings, text != nullptr ? text : row.default_value);
   }
+  return settings;
+}
+
+Settings settings_from_environment() {
+  Settings settings = parse_environment();
   // Once per process, which may have several contexts.
   static const bool warned = (warn_about_unknown_names(), true);
   static_cast<void>(warned);

@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tccl/operation.h"
@@ -53,9 +54,13 @@ struct SettingRow {
 
 std::span<const SettingRow> setting_rows();
 
-/// The defaults, overridden by the environment. Warns once about each name that starts with CCL_
-/// and is not in the table. Throws Error{invalid_argument} that names a setting with an invalid
-/// value.
+/// Variables CCL_* of the Python package and the command torch-ccl. The library ignores them.
+std::span<const std::string_view> package_variables();
+
+/// Defaults overridden by the environment. A value that cannot be parsed is an error that names it.
+Settings parse_environment();
+
+/// The same, with one warning for each name that starts with CCL_ and is in neither table.
 Settings settings_from_environment();
 
 }  // namespace tccl

@@ -10,7 +10,7 @@
 namespace tccl {
 
 Info info() {
-  const Settings settings = settings_from_environment();
+  const Settings settings = parse_environment();
   Info info;
   info.kernels = kernels::best_variant().name;
   info.algorithms = AlgorithmSelector(settings).choices();

@@ -1,4 +1,4 @@
-// The copying loops, compiled once per instruction set.
+// The copy loops behind copy.h. Compiled once per instruction set.
 #pragma once
 
 #if defined(__x86_64__)
@@ -11,8 +11,9 @@ namespace tccl::kernels {
 namespace {  // NOLINT(google-build-namespaces): see vectors.h
 
 inline void copy_vectors(unsigned char* to, const unsigned char* from, std::size_t bytes) {
-  constexpr std::size_t kTurn = 4 * kVectorBytes;
-  for (; bytes >= kTurn; to += kTurn, from += kTurn, bytes -= kTurn) {
+  constexpr std::size_t kUnrolledBytes = 4 * kVectorBytes;
+  for (; bytes >= kUnrolledBytes;
+       to += kUnrolledBytes, from += kUnrolledBytes, bytes -= kUnrolledBytes) {
     Vector<unsigned char> part[4];
     for (std::size_t i = 0; i < 4; ++i)
       part[i] = load_vector<unsigned char>(from + i * kVectorBytes);
@@ -20,12 +21,13 @@ inline void copy_vectors(unsigned char* to, const unsigned char* from, std::size
   }
   for (; bytes >= kVectorBytes; to += kVectorBytes, from += kVectorBytes, bytes -= kVectorBytes)
     store_vector(to, load_vector<unsigned char>(from));
-  copy_few(to, from, bytes);
+  copy_small(to, from, bytes);
 }
 
 #if defined(__x86_64__)
-/// Past the caches. To an address that is a multiple of kVectorBytes.
-[[gnu::always_inline]] inline void stream_vector(unsigned char* to, Vector<unsigned char> vector) {
+/// Non-temporal store. `to` is a multiple of kVectorBytes.
+[[gnu::always_inline]] inline void store_vector_nontemporal(unsigned char* to,
+                                                            Vector<unsigned char> vector) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i&>(vector));
 #elif defined(__AVX2__)
@@ -36,14 +38,15 @@ inline void copy_vectors(unsigned char* to, const unsigned char* from, std::size
 }
 #endif
 
-inline void stream_vectors(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+inline void copy_vectors_nontemporal(unsigned char* to, const unsigned char* from,
+                                     std::size_t bytes) {
 #if defined(__x86_64__)
-  const std::size_t ahead = -reinterpret_cast<std::uintptr_t>(to) % kVectorBytes;
-  if (bytes > ahead) {
-    copy_few(to, from, ahead);
-    to += ahead, from += ahead, bytes -= ahead;
+  const std::size_t unaligned = -reinterpret_cast<std::uintptr_t>(to) % kVectorBytes;
+  if (bytes > unaligned) {
+    copy_small(to, from, unaligned);
+    to += unaligned, from += unaligned, bytes -= unaligned;
     for (; bytes >= kVectorBytes; to += kVectorBytes, from += kVectorBytes, bytes -= kVectorBytes)
-      stream_vector(to, load_vector<unsigned char>(from));
+      store_vector_nontemporal(to, load_vector<unsigned char>(from));
     _mm_sfence();
   }
 #endif

@@ -12,9 +12,9 @@
 namespace tccl::kernels {
 namespace {
 
-/// Rounding to nearest and denormals kept, whatever the calling thread has set: an operation may
-/// run on a caller that flushes denormals here and on a driver thread that does not on another
-/// rank, and both must get the same bits.
+/// Sets the floating-point control register to its default (round to nearest, keep denormals) and
+/// restores it. On one rank the operation may run on a user thread that flushes denormals, on
+/// another on a thread of the pool that does not; both must compute the same bits.
 class DefaultRounding {
  public:
 #if defined(__SSE__)
@@ -27,7 +27,7 @@ class DefaultRounding {
 
  private:
   static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nothing flushed
-  static constexpr unsigned kFlags = 0x3f;      // exceptions seen so far: no setting
+  static constexpr unsigned kFlags = 0x3f;      // sticky exception flags: not a setting
   [[nodiscard]] bool changed() const { return (saved_ & ~kFlags) != kDefault; }
   unsigned saved_;
 #else
@@ -35,9 +35,9 @@ class DefaultRounding {
 #endif
 };
 
-const Packing& packing_of(WireFormat format) {
-  const Packings& packings = *best_variant().packings;
-  return format == WireFormat::int8 ? packings.int8 : packings.bfloat16;
+const PackKernel& pack_kernel_for(WireFormat format) {
+  const PackKernels& pack_kernels = *best_variant().pack_kernels;
+  return format == WireFormat::int8 ? pack_kernels.int8 : pack_kernels.bfloat16;
 }
 
 }  // namespace
@@ -50,14 +50,14 @@ void reduce(void* destination, std::span<const void* const> sources, std::size_t
                          factors.data(), divisor != 0 ? divisor : sources.size(), dtype, op});
 }
 
-void stream(void* to, const void* from, std::size_t bytes) {
-  best_variant().stream(static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from),
-                        bytes);
+void copy_nontemporal(void* to, const void* from, std::size_t bytes) {
+  best_variant().copy_nontemporal(static_cast<unsigned char*>(to),
+                                  static_cast<const unsigned char*>(from), bytes);
 }
 
 void copy(void* to, const void* from, std::size_t bytes) {
-  constexpr std::size_t kByLibrary = 2048;  // up to here the C library uses vectors as well
-  if (bytes <= kByLibrary) {
+  constexpr std::size_t kMaxMemcpyBytes = 2048;  // up to here memcpy() uses vectors as well
+  if (bytes <= kMaxMemcpyBytes) {
     if (bytes != 0) std::memcpy(to, from, bytes);
     return;
   }
@@ -67,7 +67,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
 
 std::size_t packed_bytes(WireFormat format, std::size_t count) {
   switch (format) {
-    case WireFormat::by_setting:  // whoever packs has looked it up
+    case WireFormat::by_setting:  // the caller has replaced it by the setting's format
     case WireFormat::same:
       return count * sizeof(float);
     case WireFormat::bfloat16:
@@ -81,15 +81,15 @@ std::size_t packed_bytes(WireFormat format, std::size_t count) {
 void pack(void* to, const float* from, std::size_t count, WireFormat format) {
   if (format == WireFormat::same) return copy(to, from, count * sizeof(float));
   const DefaultRounding rounding;
-  packing_of(format).pack(static_cast<unsigned char*>(to),
-                          reinterpret_cast<const unsigned char*>(from), count);
+  pack_kernel_for(format).pack(static_cast<unsigned char*>(to),
+                               reinterpret_cast<const unsigned char*>(from), count);
 }
 
 void unpack(float* to, const void* from, std::size_t count, WireFormat format) {
   if (format == WireFormat::same) return copy(to, from, count * sizeof(float));
   const DefaultRounding rounding;
-  packing_of(format).unpack(reinterpret_cast<unsigned char*>(to),
-                            static_cast<const unsigned char*>(from), count);
+  pack_kernel_for(format).unpack(reinterpret_cast<unsigned char*>(to),
+                                 static_cast<const unsigned char*>(from), count);
 }
 
 }  // namespace tccl::kernels

@@ -1,15 +1,17 @@
-// How elements are stored and what they are accumulated in, a group at a time:
+// Element types of the reduction kernels: how elements are stored in memory and which type they are
+// accumulated in. Elements are loaded and stored a group at a time:
 //
 //   typename Type::Group group = Type::load(from);   // Type::kGroupBytes of elements
 //   Type::store(to, group);                          // rounds
 //
-// A group is one vector of accumulators or a few. Where they are not stored as such, their order
-// within the group is whatever makes loading cheap; load() and store() agree on it.
+// A group is one vector of accumulators or several. For types narrower than their accumulator, the
+// order of elements within the group is the one that is cheapest to load; load() and store() agree
+// on it. Pure functions.
 //
-// An unnamed namespace for the reason given in float_formats.h.
+// The namespace is unnamed for the reason given in float_formats.h.
 #pragma once
 
-#if defined(__F16C__)  // so has everything with AVX-512
+#if defined(__F16C__)  // also defined for every AVX-512 target
 #include <immintrin.h>
 #endif
 
@@ -51,7 +53,8 @@ struct Boolean : Native<std::uint8_t> {
   }
 };
 
-/// Codes lie in 32-bit words, part k made of each word's k-th code: no code changes its lane.
+/// A 16- or 8-bit float. Codes are packed in 32-bit words; part k holds the k-th code of each word,
+/// so no code changes its lane.
 template <typename Format>
 struct Narrow : ElementType<typename Format::Code, float, 4 / sizeof(typename Format::Code)> {
   using typename Narrow::ElementType::Group;
@@ -87,7 +90,7 @@ struct Narrow<BFloat16> : ElementType<std::uint16_t, float, 2> {
 
   [[gnu::always_inline]] static void store(unsigned char* to, const Group& group) {
 #if defined(__AVX512BF16__)
-    // The CPU's own rounding flushes denormals and keeps payloads of NaN, so only without these.
+    // vcvtne2ps2bf16 flushes denormals and keeps NaN payloads: use it only if there are none.
     constexpr int kDenormalOrNan = 0xa1;
     if ((_mm512_fpclass_ps_mask(group.part[0], kDenormalOrNan) |
          _mm512_fpclass_ps_mask(group.part[1], kDenormalOrNan)) == 0) {
@@ -108,7 +111,7 @@ struct Narrow<BFloat16> : ElementType<std::uint16_t, float, 2> {
 };
 
 #if defined(__F16C__)
-/// The CPU's own conversion. It would keep the payload and sign of a NaN.
+/// Uses the CPU's float16 conversion (F16C). NaNs are replaced first: F16C keeps payload and sign.
 template <>
 struct Narrow<Float16> : ElementType<std::uint16_t, float, 1> {
   [[gnu::always_inline]] static Group load(const unsigned char* from) {
@@ -118,19 +121,19 @@ struct Narrow<Float16> : ElementType<std::uint16_t, float, 1> {
   }
 
   [[gnu::always_inline]] static void store(unsigned char* to, const Group& group) {
-    const Halves halves = to_halves(with_one_nan(group.part[0]));
+    const Halves halves = to_halves(canonical_nans(group.part[0]));
     std::memcpy(to, &halves, sizeof(halves));
   }
 
  private:
   using Halves [[gnu::vector_size(kVectorBytes / 2)]] = long long;
 
-  static Floats with_one_nan(Floats values) {
+  static Floats canonical_nans(Floats values) {
     return values == values ? values : all_lanes(float_of(kFloat32Nan));  // NOLINT: NaN differs
   }
 
 #if defined(__AVX512F__)
-  // The forms without a mask make GCC 12 warn of uninitialised variables in its own header.
+  // GCC 12 warns about uninitialised variables in its own header for the forms without a mask.
   static constexpr __mmask16 kAllLanes = 0xffff;
   static Floats to_floats(Halves halves) { return _mm512_maskz_cvtph_ps(kAllLanes, halves); }
   static Halves to_halves(Floats floats) {

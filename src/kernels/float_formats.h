@@ -4,13 +4,14 @@
 //   const std::uint16_t code = Float16::encode(1.5f);   // 0x3e00
 //   const float value = Float8E5m2::decode(0x3e);       // 1.5f
 //
-// Each formula is written once, on bits, for one number or for a vector of them: selects, no
-// branches, no tables. A NaN becomes the format's one quiet NaN, without payload and sign: which of
-// two NaNs a sum keeps depends on the order of operands, which the compiler chooses. Results do not
-// depend on whether the thread flushes denormals to zero. Pure, safe from any thread.
+// Each formula is written once, on bits, and works on one number or on a vector: selects, no
+// branches, no tables. Every NaN becomes the format's canonical quiet NaN without payload and sign,
+// because which of two NaNs an addition returns depends on the operand order that the compiler
+// chooses. Results do not depend on whether the thread flushes denormals to zero. Pure functions,
+// thread-safe.
 //
 // Everything is in an unnamed namespace because the kernels are compiled once per instruction set:
-// the linker must never merge one file's copy of a function into another file.
+// the linker must not replace one file's copy of a function by another file's.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ inline Floats float_of(Ints bits) { return reinterpret_cast<Floats>(bits); }
 inline Unsigneds unsigned_of(Ints bits) { return reinterpret_cast<Unsigneds>(bits); }
 inline Ints signed_of(Unsigneds bits) { return reinterpret_cast<Ints>(bits); }
 
-/// 2 to the power of `exponent`, for exponents of normal numbers.
+/// 2^exponent; the result must be a normal number.
 constexpr float power_of_two(int exponent) {
   return float_of((exponent + kFloat32Bias) << kFloat32MantissaBits);
 }
@@ -58,23 +59,24 @@ inline Ints select(Ints condition, std::int32_t yes, std::int32_t no) {
   return condition ? all_lanes(yes) : all_lanes(no);
 }
 
-/// Adds what makes dropping the low `shift` bits round to nearest even.
+/// Adds the bias with which dropping the low `shift` bits rounds to nearest even.
 template <typename Int>
-constexpr auto before_cut(Int bits, int shift) {
-  const auto raw = unsigned_of(bits);  // may carry beyond 31 bits
+constexpr auto with_rounding_bias(Int bits, int shift) {
+  const auto raw = unsigned_of(bits);  // the addition may carry into bit 31
   return raw + ((1u << (shift - 1)) - 1) + ((raw >> shift) & 1u);
 }
 
-/// A format by its codes without sign. The rest of the bits are the exponent.
-struct HostMap {
+/// A narrow floating-point format. Codes are without the sign bit; the bits that are neither sign
+/// nor mantissa are the exponent.
+struct FloatLayout {
   int mantissa_bits;
   int bias;
   int first_special;  ///< smallest code that is infinity or NaN
-  int overflow;       ///< what a number too large becomes
-  int nan;            ///< the sign bit itself in the formats "fnuz", which have no negative zero
+  int overflow;       ///< code of a number that is too large
+  int nan;            ///< the sign bit itself in the "fnuz" formats, which have no negative zero
 };
 
-template <typename CodeType, HostMap kLayout>
+template <typename CodeType, FloatLayout kLayout>
 struct NarrowFloat {
   using Code = CodeType;
 
@@ -89,7 +91,7 @@ struct NarrowFloat {
   template <typename Int>
   static constexpr Int encode_bits(Int bits) {
     const Int magnitude = bits & INT32_MAX;
-    const Int cut = signed_of(before_cut(magnitude, kShift) >> kShift);
+    const Int cut = signed_of(with_rounding_bias(magnitude, kShift) >> kShift);
     const Int normal = cut - (kRebias << kLayout.mantissa_bits);
     Int code = select(magnitude < kSmallestNormal, round_denormal(magnitude), normal);
     code = select(code > kLayout.overflow, kLayout.overflow, code);
@@ -104,7 +106,7 @@ struct NarrowFloat {
     constexpr std::int32_t kOne = 1 << kFloat32MantissaBits;
     const Int magnitude = code & (kSign - 1);
     const Int normal = (magnitude << kShift) + (kRebias << kFloat32MantissaBits);
-    // With one more in the exponent the number has a leading one, which a denormal lacks.
+    // A denormal has no implicit leading one: add one to the exponent, then subtract that one.
     const Int denormal = bits_of(float_of(normal + kOne) - power_of_two(1 - kLayout.bias));
     const Int finite = select(magnitude < kSmallestNormalCode, denormal, normal);
     const Int sign = (code & kSign) << (31 - kSignBit);
@@ -123,8 +125,8 @@ struct NarrowFloat {
   static constexpr std::int32_t kSmallestNormal = (kRebias + 1) << kFloat32MantissaBits;
   static constexpr std::int32_t kSmallestNormalCode = 1 << kLayout.mantissa_bits;
 
-  // Next to a number whose last mantissa bit is worth the smallest denormal, the adder rounds to
-  // multiples of it.
+  // Adding a number whose last mantissa bit equals the format's smallest denormal makes the FPU
+  // round to multiples of that denormal.
   template <typename Int>
   static constexpr Int round_denormal(Int magnitude) {
     constexpr int kUnitExponent = 1 - kLayout.bias - kLayout.mantissa_bits;
@@ -133,14 +135,15 @@ struct NarrowFloat {
   }
 };
 
-using Float16 = NarrowFloat<std::uint16_t, HostMap{10, 15, 0x7c00, 0x7c00, 0x7e00}>;
-// e4m3fn has no infinity; like torch 2.13 it saturates, while fnuz overflows to NaN.
-using Float8E4m3fn = NarrowFloat<std::uint8_t, HostMap{3, 7, 0x7f, 0x7e, 0x7f}>;
-using Float8E5m2 = NarrowFloat<std::uint8_t, HostMap{2, 15, 0x7c, 0x7c, 0x7f}>;
-using Float8E4m3fnuz = NarrowFloat<std::uint8_t, HostMap{3, 8, 0x80, 0x80, 0x80}>;
-using Float8E5m2fnuz = NarrowFloat<std::uint8_t, HostMap{2, 16, 0x80, 0x80, 0x80}>;
+using Float16 = NarrowFloat<std::uint16_t, FloatLayout{10, 15, 0x7c00, 0x7c00, 0x7e00}>;
+// e4m3fn has no infinity and saturates, as in torch 2.13; the fnuz formats overflow to NaN.
+using Float8E4m3fn = NarrowFloat<std::uint8_t, FloatLayout{3, 7, 0x7f, 0x7e, 0x7f}>;
+using Float8E5m2 = NarrowFloat<std::uint8_t, FloatLayout{2, 15, 0x7c, 0x7c, 0x7f}>;
+using Float8E4m3fnuz = NarrowFloat<std::uint8_t, FloatLayout{3, 8, 0x80, 0x80, 0x80}>;
+using Float8E5m2fnuz = NarrowFloat<std::uint8_t, FloatLayout{2, 16, 0x80, 0x80, 0x80}>;
 
-/// The upper half of a float32: same exponents, so denormals and overflow need no care.
+/// The upper half of a float32. The exponent range is the same, so denormals and overflow need no
+/// special case.
 struct BFloat16 {
   using Code = std::uint16_t;
 
@@ -156,12 +159,12 @@ struct BFloat16 {
     return signed_of(unsigned_of(encode_in_place(bits)) >> 16);
   }
 
-  /// The code in the upper half, anything below.
+  /// The code in the upper 16 bits; the lower 16 bits are unspecified.
   template <typename Int>
   static constexpr Int encode_in_place(Int bits) {
     const auto is_nan =
         float_of(bits) != float_of(bits);  // NOLINT: NaN is what differs from itself
-    return select(is_nan, kFloat32Nan, signed_of(before_cut(bits, 16)));
+    return select(is_nan, kFloat32Nan, signed_of(with_rounding_bias(bits, 16)));
   }
 
   template <typename Int>

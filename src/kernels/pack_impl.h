@@ -1,9 +1,9 @@
-// The loops behind pack.h, which describes the formats. Compiled once per instruction set, under
-// the rules given in reduce_impl.h.
+// The kernels behind pack.h, which describes the formats. Compiled once per instruction set; the
+// rules of reduce_impl.h apply.
 #pragma once
 
 #include "kernels/float_formats.h"
-#include "kernels/packing.h"
+#include "kernels/pack_kernels.h"
 #include "kernels/vectors.h"
 
 namespace tccl::kernels {
@@ -14,7 +14,7 @@ struct CodesOf {
   using Type [[gnu::vector_size(kLanes<float> * sizeof(T))]] = T;
 };
 
-/// As many codes as a vector has floats.
+/// One code per float lane of a vector.
 template <typename T>
 using Codes = typename CodesOf<T>::Type;
 
@@ -33,8 +33,8 @@ inline void pack_bfloat16(unsigned char* to, const unsigned char* from, std::siz
   constexpr std::size_t kStep = kLanes<float>;
   for (; count >= kStep; to += 2 * kStep, from += 4 * kStep, count -= kStep)
     store_vector(to, to_bfloat16(load_vector<float>(from)));
-  const auto rest = to_bfloat16(reinterpret_cast<Floats>(load_few(from, 4 * count)));
-  copy_few(to, reinterpret_cast<const unsigned char*>(&rest), 2 * count);
+  const auto rest = to_bfloat16(reinterpret_cast<Floats>(load_partial(from, 4 * count)));
+  copy_small(to, reinterpret_cast<const unsigned char*>(&rest), 2 * count);
 }
 
 inline void unpack_bfloat16(unsigned char* to, const unsigned char* from, std::size_t count) {
@@ -45,9 +45,9 @@ inline void unpack_bfloat16(unsigned char* to, const unsigned char* from, std::s
     store_vector(to, from_bfloat16(codes));
   }
   codes = Codes<std::uint16_t>{};
-  copy_few(reinterpret_cast<unsigned char*>(&codes), from, 2 * count);
+  copy_small(reinterpret_cast<unsigned char*>(&codes), from, 2 * count);
   const Floats rest = from_bfloat16(codes);
-  copy_few(to, reinterpret_cast<const unsigned char*>(&rest), 4 * count);
+  copy_small(to, reinterpret_cast<const unsigned char*>(&rest), 4 * count);
 }
 
 // ---- int8 ----
@@ -56,8 +56,8 @@ inline constexpr float kLargestCode = 127;
 inline constexpr float kSmallestScale = power_of_two(-126);
 inline constexpr std::size_t kScaleBytes = sizeof(float);
 
-/// The bits of the largest magnitude in a block. Magnitudes are ordered as their bits are, with NaN
-/// above all.
+/// The bits of the largest magnitude in a block. Magnitudes compare as their bits do; NaN is above
+/// infinity.
 [[gnu::always_inline]] inline std::int32_t largest_magnitude(const unsigned char* block) {
   Ints lanes{};
   for (std::size_t i = 0; i < kPackBlock; i += kLanes<float>) {
@@ -71,17 +71,17 @@ inline constexpr std::size_t kScaleBytes = sizeof(float);
 
 inline float scale_for(std::int32_t largest) {
   if (largest >= kFloat32Infinity) return float_of(kFloat32Nan);
-  if (largest <= bits_of(kSmallestScale / 2)) return 0;  // all would round to zero
-  // A code has 7 bits, so with as many fewer in the scale their product needs no rounding.
-  constexpr std::int32_t kSpare = (1 << 7) - 1;
-  const float scale = float_of(bits_of(float_of(largest) / kLargestCode) & ~kSpare);
+  if (largest <= bits_of(kSmallestScale / 2)) return 0;  // all elements round to zero
+  // A code has 7 bits: with the scale's 7 lowest bits zero, code * scale is exact.
+  constexpr std::int32_t kLowBits = (1 << 7) - 1;
+  const float scale = float_of(bits_of(float_of(largest) / kLargestCode) & ~kLowBits);
   return scale < kSmallestScale ? kSmallestScale : scale;
 }
 
-// Widths are changed by a factor of two at a time: by four at once, GCC 12 goes lane by lane.
+// Convert widths by a factor of two at a time: for a factor of four GCC 12 emits scalar code.
 
-/// To nearest even. Next to a number whose last mantissa bit is worth one, the adder rounds to
-/// whole numbers, which are then found in the last bits, negative ones as two's complement.
+/// Rounds to nearest even. Adding 1.5 * 2^23, whose last mantissa bit is worth one, makes the FPU
+/// round to integers; the low bits of the sum are then the integer in two's complement.
 [[gnu::always_inline]] inline Codes<std::int8_t> to_int8(Floats values) {
   constexpr float kRounder = 1.5f * power_of_two(kFloat32MantissaBits);
   const auto halves = __builtin_convertvector(bits_of(values + kRounder), Codes<std::int16_t>);
@@ -97,7 +97,7 @@ inline void pack_block(unsigned char* to, const unsigned char* from) {
   const float scale = scale_for(largest_magnitude(from));
   std::memcpy(to, &scale, kScaleBytes);
   to += kScaleBytes;
-  if (!(scale > 0)) {  // zero, or NaN: nothing to divide by
+  if (!(scale > 0)) {  // zero or NaN: no division
     std::memset(to, 0, kPackBlock);
     return;
   }
@@ -116,7 +116,7 @@ inline void unpack_block(unsigned char* to, const unsigned char* from) {
   }
 }
 
-// A short block is a whole one filled up with zeros, of which only its own part is sent.
+// A short last block is padded with zeros; only its own elements are written.
 
 inline void pack_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
   for (; count >= kPackBlock; count -= kPackBlock) {
@@ -142,7 +142,7 @@ inline void unpack_int8(unsigned char* to, const unsigned char* from, std::size_
   std::memcpy(to, values, 4 * count);
 }
 
-inline constexpr Packings kPackings = {
+inline constexpr PackKernels kPackKernels = {
     .bfloat16 = {pack_bfloat16, unpack_bfloat16},
     .int8 = {pack_int8, unpack_int8},
 };

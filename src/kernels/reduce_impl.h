@@ -1,31 +1,31 @@
-// The one source of the reduction kernels: each instruction set has a .cc that includes this file,
-// is compiled with its own flags and defines its entry point as `reduce_job(job)`.
+// The reduction kernels. Each instruction set has a .cc file that includes this header, is compiled
+// with its own flags and defines its entry point as `reduce_elements(args)`.
 //
-// Elements are taken a group of vectors at a time: all sources are combined in registers, in rank
-// order, then the group is rounded and stored. So a destination may be one of the sources.
-// More sources than caches like to follow at once are taken in batches, with the accumulators of a
-// block of groups kept on the stack in between.
+// The loop takes one group of vectors at a time: it combines all sources in registers in rank
+// order, rounds, and stores. A destination may therefore be one of the sources. With many sources
+// (more streams than the hardware prefetchers follow) the loop runs in batches of sources and keeps
+// the accumulators of a block of groups on the stack in between. Pure functions, thread-safe.
 //
-// No library templates here and an unnamed namespace around the code: see float_formats.h.
-// Floating-point contraction must be off, or instruction sets with FMA would round differently.
+// No standard-library templates, and everything in an unnamed namespace: see float_formats.h.
+// Floating-point contraction must be off: FMA would round differently on some instruction sets.
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/element_types.h"
-#include "kernels/job.h"
+#include "kernels/reduce_args.h"
 
 namespace tccl::kernels {
 namespace {  // NOLINT(google-build-namespaces): see above
 
-// Operations on vectors. Integers come as unsigned where a signed result could overflow.
+// Operations on vectors. Integers are unsigned where a signed result could overflow.
 
-struct Operation {
-  static constexpr bool kScales = false;    // each source by its own factor, first
-  static constexpr bool kAverages = false;  // divide by the number of sources, last
+struct ReduceOperation {
+  static constexpr bool kScales = false;    // multiply each source by its factor before combining
+  static constexpr bool kAverages = false;  // divide by ReduceArgs::divisor at the end
 };
 
-struct Add : Operation {
+struct Add : ReduceOperation {
   template <typename V>
   static V combine(V a, V b) {
     return a + b;
@@ -40,18 +40,18 @@ struct ScaledAdd : Add {
   static constexpr bool kScales = true;
 };
 
-struct Multiply : Operation {
+struct Multiply : ReduceOperation {
   template <typename V>
   static V combine(V a, V b) {
     return a * b;
   }
 };
 
-// Of interleaved real and imaginary parts, by the plain formula: no second look at infinities.
-// Written without a difference of products, which GCC 12 turns into vfmaddsub, rounding once too
-// little, whatever -ffp-contract says.
+// Complex product of interleaved real and imaginary parts by the plain formula, without C99's
+// recovery of infinities. Written without a difference of products, which GCC 12 compiles to
+// vfmaddsub (one rounding instead of two) despite -ffp-contract=off.
 template <typename T>
-struct MultiplyComplex : Operation {
+struct MultiplyComplex : ReduceOperation {
   using V = Vector<T>;
   static V combine(V a, V b) {
     const V real = permute<T>(
@@ -72,42 +72,42 @@ struct MultiplyComplex : Operation {
   }
 };
 
-struct Min : Operation {
+struct Min : ReduceOperation {
   template <typename V>
   static V combine(V a, V b) {
     return (b < a) | (b != b) ? b : a;  // NOLINT: NaN is what differs from itself
   }
 };
 
-struct Max : Operation {
+struct Max : ReduceOperation {
   template <typename V>
   static V combine(V a, V b) {
     return (b > a) | (b != b) ? b : a;  // NOLINT: NaN is what differs from itself
   }
 };
 
-struct And : Operation {
+struct And : ReduceOperation {
   template <typename V>
   static V combine(V a, V b) {
     return a & b;
   }
 };
 
-struct Or : Operation {
+struct Or : ReduceOperation {
   template <typename V>
   static V combine(V a, V b) {
     return a | b;
   }
 };
 
-struct Xor : Operation {
+struct Xor : ReduceOperation {
   template <typename V>
   static V combine(V a, V b) {
     return a ^ b;
   }
 };
 
-/// The integer part of a factor, modulo 2^64; zero where there is none.
+/// The integer part of a factor modulo 2^64; zero if it is NaN or out of range.
 inline std::uint64_t integer_factor(double factor) {
   constexpr double kTwo63 = 9223372036854775808.0;
   if (factor >= -kTwo63 && factor < kTwo63) {
@@ -122,25 +122,25 @@ T factor_as(double factor) {
   return static_cast<T>(factor);
 }
 
-/// One element type and one operation, by steps of `kGroups` groups.
+/// One element type and one operation, in steps of `kGroups` groups.
 template <typename Type, typename Op, std::size_t kGroups = 4 / Type::kParts>
 struct Kernel {
-  static void run(const Job& job) { run_from(0, job); }
+  static void run(const ReduceArgs& args) { run_from(0, args); }
 
-  /// Elements from this offset on.
-  static void run_from(std::size_t offset_bytes, const Job& job) {
-    const std::size_t end_bytes = job.count * Type::kElementBytes;
+  /// Reduces the elements from this offset to the end.
+  static void run_from(std::size_t offset_bytes, const ReduceArgs& args) {
+    const std::size_t end_bytes = args.count * Type::kElementBytes;
     while (end_bytes - offset_bytes >= kStepBytes) {
       const std::size_t steps = (end_bytes - offset_bytes) / kStepBytes;
       const std::size_t block_steps = steps < kBlockSteps ? steps : kBlockSteps;
-      run_block(job, offset_bytes, block_steps);
+      run_block(args, offset_bytes, block_steps);
       offset_bytes += block_steps * kStepBytes;
     }
     if (offset_bytes == end_bytes) return;
     if constexpr (kGroups > 1) {
-      Kernel<Type, Op, 1>::run_from(offset_bytes, job);
+      Kernel<Type, Op, 1>::run_from(offset_bytes, args);
     } else {
-      run_rest(job, offset_bytes, end_bytes - offset_bytes);
+      run_rest(args, offset_bytes, end_bytes - offset_bytes);
     }
   }
 
@@ -148,45 +148,45 @@ struct Kernel {
   using Accumulator = typename Type::Accumulator;
   static constexpr std::size_t kStepBytes = kGroups * Type::kGroupBytes;
   static constexpr std::size_t kBlockSteps = 64;
-  static constexpr std::size_t kBatch = 8;  // sources
+  static constexpr std::size_t kBatch = 8;  // sources per pass
 
   struct Step {
     typename Type::Group group[kGroups];
   };
 
-  /// A source from some element on, and what its elements are multiplied by.
+  /// One source from an offset on, and the factor of its elements.
   struct Input {
     Input() = default;
-    Input(const Job& job, std::size_t s, std::size_t offset_bytes)
-        : elements(static_cast<const unsigned char*>(job.sources[s]) + offset_bytes) {
-      if constexpr (Op::kScales) scale = all_lanes(factor_as<Accumulator>(job.factors[s]));
+    Input(const ReduceArgs& args, std::size_t s, std::size_t offset_bytes)
+        : elements(static_cast<const unsigned char*>(args.sources[s]) + offset_bytes) {
+      if constexpr (Op::kScales) scale = all_lanes(factor_as<Accumulator>(args.factors[s]));
     }
     const unsigned char* elements;
     Vector<Accumulator> scale;
   };
 
-  /// The destinations from some element on, and what averages are divided by.
+  /// The destinations from an offset on, and the divisor of averages.
   struct Output {
-    Output(const Job& job, std::size_t offset_bytes)
-        : elements(static_cast<unsigned char*>(job.destination) + offset_bytes) {
-      if (job.second_destination != nullptr) {
-        second = static_cast<unsigned char*>(job.second_destination) + offset_bytes;
+    Output(const ReduceArgs& args, std::size_t offset_bytes)
+        : elements(static_cast<unsigned char*>(args.destination) + offset_bytes) {
+      if (args.second_destination != nullptr) {
+        second = static_cast<unsigned char*>(args.second_destination) + offset_bytes;
       }
-      if constexpr (Op::kAverages) divisor = static_cast<Accumulator>(job.divisor);
+      if constexpr (Op::kAverages) divisor = static_cast<Accumulator>(args.divisor);
     }
     unsigned char* elements;
     unsigned char* second = nullptr;
     Accumulator divisor{};
   };
 
-  static void run_block(const Job& job, std::size_t offset_bytes, std::size_t steps) {
-    const Output output(job, offset_bytes);
+  static void run_block(const ReduceArgs& args, std::size_t offset_bytes, std::size_t steps) {
+    const Output output(args, offset_bytes);
     Step block[kBlockSteps];
     Input batch[kBatch];
-    for (std::size_t begin = 0; begin < job.source_count; begin += kBatch) {
-      const std::size_t rest = job.source_count - begin;
+    for (std::size_t begin = 0; begin < args.source_count; begin += kBatch) {
+      const std::size_t rest = args.source_count - begin;
       const std::size_t n = rest < kBatch ? rest : kBatch;
-      for (std::size_t i = 0; i < n; ++i) batch[i] = Input(job, begin + i, offset_bytes);
+      for (std::size_t i = 0; i < n; ++i) batch[i] = Input(args, begin + i, offset_bytes);
       const bool is_first = begin == 0, is_last = n == rest;
       if (is_last) {
         is_first ? run_batch<true, true>(batch, n, steps, block, output)
@@ -198,14 +198,14 @@ struct Kernel {
     }
   }
 
-  /// From the first source or the sums of the batches before; to the destinations or the next
-  /// batch.
+  /// kFirst: the first source starts the sum, else the earlier batches' accumulators in `block`.
+  /// kLast: stores to the destinations, else to `block`.
   template <bool kFirst, bool kLast>
   [[gnu::noinline]] static void run_batch(const Input* batch, std::size_t n, std::size_t steps,
                                           Step* block, const Output& output) {
     for (std::size_t i = 0; i < steps; ++i) {
       Step sum = kFirst ? load(batch[0], i) : block[i];
-#pragma GCC unroll 1  // as fast, with a quarter less code
+#pragma GCC unroll 1  // same speed, a quarter less code
       for (std::size_t s = kFirst; s < n; ++s) combine(sum, load(batch[s], i));
       if constexpr (kLast) {
         store(output.elements + i * kStepBytes, sum, output.divisor);
@@ -216,23 +216,23 @@ struct Kernel {
     }
   }
 
-  /// Less than a step, filled up with zeros.
-  static void run_rest(const Job& job, std::size_t offset_bytes, std::size_t bytes) {
+  /// The last elements, fewer than a step, padded with zeros.
+  static void run_rest(const ReduceArgs& args, std::size_t offset_bytes, std::size_t bytes) {
     const auto padded = [&](std::size_t s) {
-      Input input(job, s, offset_bytes);
+      Input input(args, s, offset_bytes);
       unsigned char elements[kVectorBytes];
-      store_vector(elements, load_few(input.elements, bytes));
+      store_vector(elements, load_partial(input.elements, bytes));
       input.elements = elements;
       return load(input, 0);
     };
     Step sum = padded(0);
-    for (std::size_t s = 1; s < job.source_count; ++s) combine(sum, padded(s));
-    const Output output(job, offset_bytes);
+    for (std::size_t s = 1; s < args.source_count; ++s) combine(sum, padded(s));
+    const Output output(args, offset_bytes);
     static_assert(kStepBytes <= kVectorBytes);
     unsigned char elements[kStepBytes];
     store(elements, sum, output.divisor);
-    copy_few(output.elements, elements, bytes);
-    if (output.second != nullptr) copy_few(output.second, elements, bytes);
+    copy_small(output.elements, elements, bytes);
+    if (output.second != nullptr) copy_small(output.second, elements, bytes);
   }
 
   [[gnu::always_inline]] static Step load(const Input& input, std::size_t i) {
@@ -269,78 +269,78 @@ struct Kernel {
   }
 };
 
-// Which kernel serves which element type and operation. reduce() requires supports(), so anything
-// else is a defect of the caller that must not pass for a result.
+// Dispatch by element type and operation. reduce() requires supports(dtype, op); any other pair is
+// a bug in the caller and traps.
 
 template <typename Type>
-void reduce_floating(const Job& job) {
-  switch (job.op) {
+void reduce_floating(const ReduceArgs& args) {
+  switch (args.op) {
     case ReduceOp::sum:
-      return Kernel<Type, Add>::run(job);
+      return Kernel<Type, Add>::run(args);
     case ReduceOp::avg:
-      return Kernel<Type, Average>::run(job);
+      return Kernel<Type, Average>::run(args);
     case ReduceOp::product:
-      return Kernel<Type, Multiply>::run(job);
+      return Kernel<Type, Multiply>::run(args);
     case ReduceOp::min:
-      return Kernel<Type, Min>::run(job);
+      return Kernel<Type, Min>::run(args);
     case ReduceOp::max:
-      return Kernel<Type, Max>::run(job);
+      return Kernel<Type, Max>::run(args);
     case ReduceOp::premul_sum:
-      return Kernel<Type, ScaledAdd>::run(job);
+      return Kernel<Type, ScaledAdd>::run(args);
     default:
       __builtin_trap();
   }
 }
 
-// Only order tells signed from unsigned: modulo 2^n all else has the same bits.
+// Signedness matters for min and max only; all else is the same modulo 2^n.
 template <typename T>
-void reduce_integer(const Job& job) {
+void reduce_integer(const ReduceArgs& args) {
   using Wrapping = Native<std::make_unsigned_t<T>>;
-  switch (job.op) {
+  switch (args.op) {
     case ReduceOp::sum:
-      return Kernel<Wrapping, Add>::run(job);
+      return Kernel<Wrapping, Add>::run(args);
     case ReduceOp::product:
-      return Kernel<Wrapping, Multiply>::run(job);
+      return Kernel<Wrapping, Multiply>::run(args);
     case ReduceOp::min:
-      return Kernel<Native<T>, Min>::run(job);
+      return Kernel<Native<T>, Min>::run(args);
     case ReduceOp::max:
-      return Kernel<Native<T>, Max>::run(job);
+      return Kernel<Native<T>, Max>::run(args);
     case ReduceOp::band:
-      return Kernel<Wrapping, And>::run(job);
+      return Kernel<Wrapping, And>::run(args);
     case ReduceOp::bor:
-      return Kernel<Wrapping, Or>::run(job);
+      return Kernel<Wrapping, Or>::run(args);
     case ReduceOp::bxor:
-      return Kernel<Wrapping, Xor>::run(job);
+      return Kernel<Wrapping, Xor>::run(args);
     case ReduceOp::premul_sum:
-      return Kernel<Wrapping, ScaledAdd>::run(job);
+      return Kernel<Wrapping, ScaledAdd>::run(args);
     default:
       __builtin_trap();
   }
 }
 
-inline void reduce_boolean(const Job& job) {
-  switch (job.op) {
+inline void reduce_boolean(const ReduceArgs& args) {
+  switch (args.op) {
     case ReduceOp::sum:
     case ReduceOp::max:
     case ReduceOp::bor:
-      return Kernel<Boolean, Or>::run(job);
+      return Kernel<Boolean, Or>::run(args);
     case ReduceOp::product:
     case ReduceOp::min:
     case ReduceOp::band:
-      return Kernel<Boolean, And>::run(job);
+      return Kernel<Boolean, And>::run(args);
     case ReduceOp::bxor:
-      return Kernel<Boolean, Xor>::run(job);
+      return Kernel<Boolean, Xor>::run(args);
     default:
       __builtin_trap();
   }
 }
 
-// Sums treat the two components alike, so they are the real kernels on twice as many elements.
+// A complex sum is a real sum of twice as many elements.
 template <typename T>
-void reduce_complex(const Job& job) {
-  Job components = job;
+void reduce_complex(const ReduceArgs& args) {
+  ReduceArgs components = args;
   components.count *= 2;
-  switch (job.op) {
+  switch (args.op) {
     case ReduceOp::sum:
       return Kernel<Native<T>, Add>::run(components);
     case ReduceOp::avg:
@@ -354,12 +354,12 @@ void reduce_complex(const Job& job) {
   }
 }
 
-struct Row {
+struct DTypeRow {
   DType dtype;
-  void (*reduce)(const Job&);
+  void (*reduce)(const ReduceArgs&);
 };
 
-inline constexpr Row kRows[kDTypeCount] = {
+inline constexpr DTypeRow kRows[kDTypeCount] = {
     {DType::float64, reduce_floating<Native<double>>},
     {DType::float32, reduce_floating<Native<float>>},
     {DType::float16, reduce_floating<Narrow<Float16>>},
@@ -389,7 +389,9 @@ constexpr bool rows_match_enumerators() {
 }
 static_assert(rows_match_enumerators());
 
-inline void reduce_job(const Job& job) { kRows[static_cast<int>(job.dtype)].reduce(job); }
+inline void reduce_elements(const ReduceArgs& args) {
+  kRows[static_cast<int>(args.dtype)].reduce(args);
+}
 
 }  // namespace
 }  // namespace tccl::kernels

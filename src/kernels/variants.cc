@@ -6,26 +6,27 @@
 
 namespace tccl::kernels {
 
-void reduce_baseline(const Job& job);
-void reduce_avx2(const Job& job);
-void reduce_avx512(const Job& job);
-void reduce_avx512_bf16(const Job& job);
+void reduce_baseline(const ReduceArgs& args);
+void reduce_avx2(const ReduceArgs& args);
+void reduce_avx512(const ReduceArgs& args);
+void reduce_avx512_bf16(const ReduceArgs& args);
 void copy_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes);
-void stream_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void copy_nontemporal_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes);
-void stream_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void copy_nontemporal_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
-void stream_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
+void copy_nontemporal_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
-void stream_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
-extern const Packings kPackingsBaseline, kPackingsAvx2, kPackingsAvx512, kPackingsAvx512Bf16;
+void copy_nontemporal_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
+extern const PackKernels kPackKernelsBaseline, kPackKernelsAvx2, kPackKernelsAvx512,
+    kPackKernelsAvx512Bf16;
 
 namespace {
 
 bool always() { return true; }
 
 #if defined(__x86_64__)
-bool has_f16c() {  // by hand: clang does not know this name
+bool has_f16c() {  // by cpuid: clang's __builtin_cpu_supports does not know this name
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
@@ -38,12 +39,14 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 #endif
 
 constexpr Variant kVariants[] = {
-    {"baseline", always, reduce_baseline, copy_baseline, stream_baseline, &kPackingsBaseline},
+    {"baseline", always, reduce_baseline, copy_baseline, copy_nontemporal_baseline,
+     &kPackKernelsBaseline},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, reduce_avx2, copy_avx2, stream_avx2, &kPackingsAvx2},
-    {"avx512", has_avx512, reduce_avx512, copy_avx512, stream_avx512, &kPackingsAvx512},
-    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16, stream_avx512_bf16,
-     &kPackingsAvx512Bf16},
+    {"avx2", has_avx2, reduce_avx2, copy_avx2, copy_nontemporal_avx2, &kPackKernelsAvx2},
+    {"avx512", has_avx512, reduce_avx512, copy_avx512, copy_nontemporal_avx512,
+     &kPackKernelsAvx512},
+    {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16,
+     copy_nontemporal_avx512_bf16, &kPackKernelsAvx512Bf16},
 #endif
 };
 

@@ -1,27 +1,27 @@
-// The kernels once per instruction set, and which of them this CPU can run. All give the same bits.
-// Safe from any thread.
+// Table of the kernels' variants, one per instruction set, and which of them this CPU can run. All
+// variants compute the same bits. Thread-safe.
 #pragma once
 
 #include <span>
 
-#include "kernels/job.h"
-#include "kernels/packing.h"
+#include "kernels/pack_kernels.h"
+#include "kernels/reduce_args.h"
 
 namespace tccl::kernels {
 
 struct Variant {
   const char* name;
   bool (*usable)();  // on this CPU
-  void (*reduce)(const Job& job);
+  void (*reduce)(const ReduceArgs& args);
   void (*copy)(unsigned char* to, const unsigned char* from, std::size_t bytes);
-  void (*stream)(unsigned char* to, const unsigned char* from, std::size_t bytes);
-  const Packings* packings;
+  void (*copy_nontemporal)(unsigned char* to, const unsigned char* from, std::size_t bytes);
+  const PackKernels* pack_kernels;
 };
 
-/// From the plainest to the best; the first is always usable.
+/// In ascending order of preference; the first is always usable.
 std::span<const Variant> variants();
 
-/// What reduce() uses: the last usable one.
+/// The last usable variant. reduce(), copy() and pack() use it.
 const Variant& best_variant();
 
 }  // namespace tccl::kernels

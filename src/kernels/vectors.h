@@ -1,10 +1,10 @@
 // Vectors as wide as the registers of the instruction set that the including file is compiled for,
-// in the compiler's own notation:
+// by the compiler's vector extensions:
 //
 //   Vector<float> sum = a + b;               // lane by lane
 //   Vector<float> low = a < b ? a : b;       // a comparison gives all ones or zero per lane
 //
-// An unnamed namespace for the reason given in float_formats.h.
+// Pure functions. The namespace is unnamed for the reason given in float_formats.h.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ using Vector = typename VectorOf<T>::Type;
 template <typename T>
 inline constexpr std::size_t kLanes = kVectorBytes / sizeof(T);
 
-/// At any address.
+/// Unaligned load.
 template <typename T>
 [[gnu::always_inline]] inline Vector<T> load_vector(const unsigned char* from) {
   Vector<T> vector;
@@ -52,8 +52,8 @@ template <typename T>
   return value - Vector<T>{};  // not 0 + value, which loses the sign of -0.0
 }
 
-/// Up to seven bytes, the others zero.
-inline std::uint64_t load_few_bytes(const unsigned char* from, std::size_t bytes) {
+/// Loads up to seven bytes, zero-extended.
+inline std::uint64_t load_up_to_7(const unsigned char* from, std::size_t bytes) {
   std::uint64_t word = 0;
   if ((bytes & 4) != 0) {
     std::uint32_t part;
@@ -68,14 +68,14 @@ inline std::uint64_t load_few_bytes(const unsigned char* from, std::size_t bytes
   return (bytes & 1) != 0 ? word << 8 | *from : word;
 }
 
-/// Less than a vector, the rest zero. In registers: a vector cannot be loaded without a stall from
-/// memory just written in pieces.
-[[gnu::always_inline]] inline Vector<std::uint64_t> load_few(const unsigned char* from,
-                                                             std::size_t bytes) {
+/// Loads less than a vector, padded with zeros. It assembles the vector in registers: loading it
+/// from memory just written in smaller stores would stall (no store forwarding).
+[[gnu::always_inline]] inline Vector<std::uint64_t> load_partial(const unsigned char* from,
+                                                                 std::size_t bytes) {
   Vector<std::uint64_t> words{};
   for (std::size_t i = 0; i < kLanes<std::uint64_t>; ++i, from += 8, bytes -= 8) {
     if (bytes < 8) {
-      words[i] = load_few_bytes(from, bytes);
+      words[i] = load_up_to_7(from, bytes);
       break;
     }
     std::uint64_t word;
@@ -85,8 +85,8 @@ inline std::uint64_t load_few_bytes(const unsigned char* from, std::size_t bytes
   return words;
 }
 
-/// memcpy() of less than a vector or two, without the call.
-inline void copy_few(unsigned char* to, const unsigned char* from, std::size_t bytes) {
+/// memcpy() of up to about two vectors, inlined.
+inline void copy_small(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   for (; bytes >= 8; to += 8, from += 8, bytes -= 8) std::memcpy(to, from, 8);
   if ((bytes & 4) != 0) std::memcpy(to, from, 4);
   to += bytes & 4, from += bytes & 4;
@@ -95,7 +95,7 @@ inline void copy_few(unsigned char* to, const unsigned char* from, std::size_t b
   if ((bytes & 1) != 0) *to = *from;
 }
 
-/// OperationQueue i of the result is lane `from(i)` of the vector.
+/// Lane i of the result is lane `from(i)` of the vector.
 template <typename V, typename From, std::size_t... kLane>
 [[gnu::always_inline]] inline V permuted(V vector, From, std::index_sequence<kLane...>) {
   return __builtin_shufflevector(vector, vector, From{}(kLane)...);

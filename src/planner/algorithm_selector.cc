@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/format.h"
-#include "kernels/widen.h"
+#include "kernels/float8.h"
 #include "tccl/error.h"
 
 namespace tccl {

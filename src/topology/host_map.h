@@ -1,4 +1,4 @@
-// Which host each rank of a group is on. Pure and immutable.
+// Which host each rank of a group is on. Immutable, thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace tccl {
 
 class HostMap {
  public:
-  /// Ranks with the same label are on one host. Hosts are numbered in the order of their first
-  /// ranks, whatever their labels.
+  /// Ranks with the same label are on one host. Hosts are numbered by their lowest rank, whatever
+  /// their labels.
   explicit HostMap(std::span<const int> label_of_rank) {
     std::vector<int> labels;  // by host
     for (const int label : label_of_rank) {
@@ -33,7 +33,7 @@ class HostMap {
   [[nodiscard]] int ranks() const { return static_cast<int>(host_of_.size()); }
   [[nodiscard]] int hosts() const { return static_cast<int>(ranks_of_.size()); }
   [[nodiscard]] int host_of(int rank) const { return host_of_[static_cast<std::size_t>(rank)]; }
-  /// Among the ranks of its host.
+  /// The rank's index among the ranks of its host.
   [[nodiscard]] int local_rank(int rank) const {
     return local_rank_[static_cast<std::size_t>(rank)];
   }
@@ -42,11 +42,12 @@ class HostMap {
   }
   [[nodiscard]] int local_size(int host) const { return static_cast<int>(ranks_of(host).size()); }
   [[nodiscard]] bool same_host(int a, int b) const { return host_of(a) == host_of(b); }
-  /// The rank of `host` that deals with whoever has `place` on another host.
-  [[nodiscard]] int counterpart(int host, int place) const {
-    return ranks_of(host)[static_cast<std::size_t>(place % local_size(host))];
+  /// The rank of `host` that communicates with ranks of other hosts that have this local rank:
+  /// the same local rank, modulo the size of `host`.
+  [[nodiscard]] int counterpart(int host, int local_rank) const {
+    return ranks_of(host)[static_cast<std::size_t>(local_rank % local_size(host))];
   }
-  /// How many ranks the smallest and the largest host have.
+  /// Ranks of the smallest and of the largest host.
   [[nodiscard]] int min_local_size() const { return static_cast<int>(min_local_size_); }
   [[nodiscard]] int max_local_size() const { return static_cast<int>(max_local_size_); }
 

@@ -4,16 +4,18 @@
 tests/applications/run.py                              all, three times on each backend, in turns
 tests/applications/run.py --repetitions 5 lightning    those whose names contain the word
 
-It ends with an error unless every program ran on ccl where it should, had Gloo's final loss, and
-failed its own assertion with the opt-in taken away. `tools/setup.sh applications` comes first.
+It fails unless every program ran on ccl with the opt-in, reached Gloo's final loss, and failed its
+own assertion without the opt-in. `tools/setup.sh applications` comes first.
 """
 
 import argparse
 import signal
 import statistics
 import sys
+from pathlib import Path
 
-from application_programs import (
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.applications import (
     PROGRAMS,
     Program,
     check_backend,
@@ -43,14 +45,14 @@ def note(text: str) -> None:
 
 
 def measure(program: Program, repetitions: int) -> dict[str, list[dict]]:
-    """The evidence of all runs by backend; which backend comes first changes in every turn."""
+    """The reports of all runs by backend; the backends alternate in who runs first."""
     runs = {backend: [] for backend in BACKENDS}
     for turn in range(repetitions):
         for backend in BACKENDS if turn % 2 == 0 else BACKENDS[::-1]:
-            evidence = finished(program, backend)
-            check_backend(evidence, backend)
-            runs[backend].append(evidence)
-            note(f"{program.name} on {backend}: {evidence['steps_per_s']:.1f} steps/s")
+            report = finished(program, backend)
+            check_backend(report, backend)
+            runs[backend].append(report)
+            note(f"{program.name} on {backend}: {report['steps_per_s']:.1f} steps/s")
     for on_gloo in runs["gloo"]:
         for on_ccl in runs["ccl"]:
             check_losses(on_gloo, on_ccl)

@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-from application_programs import (
+from support.applications import (
     BOUND_S,
     BY_NAME,
     check_backend,

@@ -1,8 +1,8 @@
-"""Calls that cannot be right.
+"""Invalid calls.
 
-What one rank can see by itself is refused with a ValueError before anything is sent, and the group
-works on. What only shows when ranks meet is a DistBackendError on all of them that names both
-sides, and the group is dead and says why.
+An error that one rank can detect alone raises ValueError before anything is sent; the group stays
+usable. A disagreement between ranks raises DistBackendError on all of them; the message names both
+sides, and the group has failed for the same reason from then on.
 """
 
 import functools
@@ -12,7 +12,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 from torch._C import _distributed_c10d as c10d
 
 CPU = torch.device("cpu")
@@ -26,9 +26,9 @@ def options(kind: str, **fields):
     return made
 
 
-# ---- refused by the rank itself: what is called, and what the message must say of the argument
+# ---- detected by one rank: the call, and the argument that the message must name
 #
-# `to` is the backend, `n` the number of ranks; four elements are right, any other number is wrong.
+# `to` is the backend, `n` the number of ranks; four elements are valid, any other number is not.
 
 F4, F5, D4 = torch.ones(4), torch.ones(5), torch.ones(4, dtype=torch.float64)
 SPARSE = torch.eye(4).to_sparse()
@@ -140,8 +140,8 @@ NOT_DENSE = {
     "no CPU tensor": (lambda to, n: to.allreduce([torch.ones(4, device="meta")]), "tensor"),
 }
 
-# Reductions that mean nothing for a dtype.
-MEANINGLESS = {
+# Reductions that are undefined for a dtype.
+UNDEFINED = {
     (torch.int32, "AVG"),
     (torch.uint8, "AVG"),
     (torch.bool, "AVG"),
@@ -172,7 +172,7 @@ def reduce_op(name: str):
 
 
 def check_refused(backend, group_name: str, call, argument: str) -> str:
-    """The call is refused, names what is wrong, and does not count as a collective."""
+    """The call raises, names the argument, and does not count as a collective."""
     before = backend._get_sequence_number_for_group()
     with pytest.raises(ValueError) as caught:
         call()
@@ -198,7 +198,7 @@ def check_rows(rows: dict, group, name: str) -> list[str]:
 
 
 def check_table(rank: int, size: int, name: str) -> None:
-    """On the world and on a smaller group, and on one rank only: nobody else must notice."""
+    """On the world, on a smaller group, and on one rank only: other ranks are not affected."""
     world, part = dist.group.WORLD, dist.new_group([0, 1])
     messages = check_rows(TABLES[name], world, "world")
     if rank in (0, 1):
@@ -219,9 +219,9 @@ def test_refused(name):
     run_ranks(3, check_table, name)
 
 
-def check_meaningless(rank: int, size: int) -> None:
+def check_undefined(rank: int, size: int) -> None:
     backend = dist.group.WORLD._get_backend(CPU)
-    for dtype, reduction in sorted(MEANINGLESS, key=str):
+    for dtype, reduction in sorted(UNDEFINED, key=str):
         x, op = torch.ones(4).to(dtype), reduce_op(reduction)
         for name, call in REDUCING.items():
             message = check_refused(
@@ -231,12 +231,12 @@ def check_meaningless(rank: int, size: int) -> None:
     check_usable(None, size)
 
 
-def test_reductions_that_mean_nothing():
-    run_ranks(2, check_meaningless)
+def test_undefined_reductions():
+    run_ranks(2, check_undefined)
 
 
 def check_functions(rank: int, size: int) -> None:
-    """The same through torch.distributed's functions, which have checks of their own."""
+    """The same through torch.distributed's functions, which do further checks."""
     x, ints = torch.ones(4), torch.ones(4, dtype=torch.int64)
     refused = [
         ("unexpected rank", lambda: dist.broadcast(x, group_src=size)),
@@ -263,9 +263,9 @@ def test_functions():
     run_ranks(2, check_functions)
 
 
-# ---- ranks that disagree: what the others do, what rank 1 does, what must be said of both
+# ---- disagreements: the call of the other ranks, the call of rank 1, patterns of the message
 #
-# `g` is the group, `how` says whether to be asynchronous.
+# `g` is the group, `how` holds async_op.
 
 
 def all_reduce(count=4, dtype=torch.float32, op="SUM"):
@@ -327,7 +327,7 @@ def reduce_scatter_of(counts):
 
 
 def all_to_all(count=4):
-    """`count` elements for everyone; four are expected from everyone."""
+    """Sends `count` elements to every rank and expects four from every rank."""
     return lambda g, how: dist.all_to_all(
         [torch.ones(4) for _ in range(g.size())],
         [torch.ones(count) for _ in range(g.size())],
@@ -357,42 +357,78 @@ def barrier():
 
 LARGE = 3_000_000
 DISAGREEMENTS = {
-    "operation": (all_reduce(), all_gather_single(), ["allreduce", "allgather"]),
-    "operation and barrier": (all_reduce(), barrier(), ["allreduce", "barrier"]),
-    "broadcast and reduce": (broadcast(), reduce(), ["broadcast", "reduce"]),
-    "count": (all_reduce(4), all_reduce(5), ["count 4", "count 5"]),
-    "large count": (all_reduce(LARGE), all_reduce(5), [f"count {LARGE}", "count 5"]),
-    "no elements": (all_reduce(4), all_reduce(0), ["count 4", "count 0"]),
-    "count of broadcast": (broadcast(0, 4), broadcast(0, 7), ["count 4", "count 7"]),
-    "count of all_gather": (all_gather_single(3), all_gather_single(4), ["count 3", "count 4"]),
-    "count of reduce_scatter": (reduce_scatter(3), reduce_scatter(4), ["count 3", "count 4"]),
-    "count of all_to_all": (all_to_all_single(3), all_to_all_single(4), ["12 bytes", "16"]),
-    "dtype": (all_reduce(), all_reduce(dtype=torch.int32), ["float32", "int32"]),
-    "dtype, other size": (all_reduce(), all_reduce(dtype=torch.float64), ["float32", "float64"]),
-    "reduction": (all_reduce(), all_reduce(op="MAX"), ["sum", "max"]),
-    "reduction of reduce": (reduce(), reduce(op="PRODUCT"), ["sum", "product"]),
-    "reduction of reduce_scatter": (reduce_scatter(), reduce_scatter(op="MIN"), ["sum", "min"]),
-    "root of broadcast": (broadcast(0), broadcast(1), ["root 0", "root 1"]),
-    "root of reduce": (reduce(0), reduce(1), ["root 0", "root 1"]),
-    "root of gather": (gather(0), gather(1), ["root 0", "root 1"]),
-    "root of scatter": (scatter(0), scatter(1), ["root 0", "root 1"]),
-    "what gather collects": (gather(0, 4), gather(0, 5), ["20", "16"]),
-    "what scatter hands out": (scatter(0, 4), scatter(0, 5), ["16", "20"]),
-    "uneven all_gather": (all_gather([1, 2, 3]), all_gather([2, 2, 3]), []),
-    "uneven reduce_scatter": (reduce_scatter_of([1, 2, 3]), reduce_scatter_of([2, 2, 3]), []),
-    "uneven all_to_all": (all_to_all(4), all_to_all(5), ["20 bytes", "16"]),
-    "number of coalesced tensors": (coalesced(2), coalesced(3), []),
+    "operation": (all_reduce(), all_gather_single(), ["called allreduce(", "called allgather("]),
+    "operation and barrier": (all_reduce(), barrier(), ["called allreduce(", "called barrier("]),
+    "broadcast and reduce": (broadcast(), reduce(), ["called broadcast(", "called reduce("]),
+    "count": (all_reduce(4), all_reduce(5), ["(count 4,", "(count 5,"]),
+    "large count": (all_reduce(LARGE), all_reduce(5), [f"(count {LARGE},", "(count 5,"]),
+    "no elements": (all_reduce(4), all_reduce(0), ["(count 4,", "(count 0,"]),
+    "count of broadcast": (broadcast(0, 4), broadcast(0, 7), ["(count 4,", "(count 7,"]),
+    "count of all_gather": (all_gather_single(3), all_gather_single(4), ["(count 3,", "(count 4,"]),
+    "count of reduce_scatter": (reduce_scatter(3), reduce_scatter(4), ["(count 3,", "(count 4,"]),
+    "count of all_to_all": (
+        all_to_all_single(3),
+        all_to_all_single(4),
+        ["sends 12 bytes to rank 1, which expects 16"],
+    ),
+    "dtype": (all_reduce(), all_reduce(dtype=torch.int32), [", float32,", ", int32,"]),
+    "dtype, other size": (
+        all_reduce(),
+        all_reduce(dtype=torch.float64),
+        [", float32,", ", float64,"],
+    ),
+    "reduction": (all_reduce(), all_reduce(op="MAX"), [", sum,", ", max,"]),
+    "reduction of reduce": (reduce(), reduce(op="PRODUCT"), [", sum,", ", product,"]),
+    "reduction of reduce_scatter": (
+        reduce_scatter(),
+        reduce_scatter(op="MIN"),
+        [", sum,", ", min,"],
+    ),
+    "root of broadcast": (broadcast(0), broadcast(1), [", root 0,", ", root 1,"]),
+    "root of reduce": (reduce(0), reduce(1), [", root 0,", ", root 1,"]),
+    "root of gather": (gather(0), gather(1), [", root 0,", ", root 1,"]),
+    "root of scatter": (scatter(0), scatter(1), [", root 0,", ", root 1,"]),
+    "block size of gather": (
+        gather(0, 4),
+        gather(0, 5),
+        ["sends 20 bytes to rank 0, which expects 16"],
+    ),
+    "block size of scatter": (
+        scatter(0, 4),
+        scatter(0, 5),
+        ["sends 16 bytes to rank 1, which expects 20"],
+    ),
+    "uneven all_gather": (
+        all_gather([1, 2, 3]),
+        all_gather([2, 2, 3]),
+        ["called allgatherv(count 6 in all,", "called allgatherv(count 7 in all,"],
+    ),
+    "uneven reduce_scatter": (
+        reduce_scatter_of([1, 2, 3]),
+        reduce_scatter_of([2, 2, 3]),
+        ["called reduce_scatterv(count 6 in all,", "called reduce_scatterv(count 7 in all,"],
+    ),
+    "uneven all_to_all": (
+        all_to_all(4),
+        all_to_all(5),
+        ["sends 20 bytes to rank 0, which expects 16"],
+    ),
+    "number of coalesced tensors": (
+        coalesced(2),
+        coalesced(3),
+        ["called allreduce(", "called barrier("],
+    ),
 }
 
 
 def check_disagreement(group, odd: bool, name: str, asynchronous: bool) -> list[str]:
-    """What this rank is told: first by the call or the next that meets, then by each later one."""
+    """The errors on this rank: of the call or of the next collective, then of each later call."""
     call = DISAGREEMENTS[name][odd]
     with pytest.raises(dist.DistBackendError) as caught:
         work = call(group, {"async_op": asynchronous})
         if asynchronous:
             work.wait()
-        dist.barrier(group=group)  # a root may be done before anyone can object
+        dist.barrier(group=group)  # a root may return before another rank detects the error
     messages = [str(caught.value)]
     peer = (group.rank() + 1) % group.size()
     send = lambda g, how: dist.send(torch.ones(1), group_dst=peer, group=g)  # noqa: E731
@@ -404,37 +440,38 @@ def check_disagreement(group, odd: bool, name: str, asynchronous: bool) -> list[
 
 
 def check_disagreements(rank: int, size: int) -> dict[str, list[str]]:
-    """Each on a group of its own, of which nothing is left to use."""
+    """Each on a new group, because the group fails."""
     messages = {}
     for name, asynchronous in itertools.product(DISAGREEMENTS, (False, True)):
         group = dist.new_group(list(range(size)))
         try:
             check_usable(group, size)
-            told = check_disagreement(group, rank == 1, name, asynchronous)
-            check_usable(None, size)  # the world is not concerned
+            errors = check_disagreement(group, rank == 1, name, asynchronous)
+            check_usable(None, size)  # the world is not affected
         except BaseException as error:
             error.add_note(f"{name}, async {asynchronous}")
             raise
-        messages.setdefault(name, []).extend(told)
+        messages.setdefault(name, []).extend(errors)
     return messages
 
 
 @functools.cache
-def told_by_disagreements() -> list[dict[str, list[str]]]:
+def messages_of_disagreements() -> list[dict[str, list[str]]]:
     return run_ranks(3, check_disagreements, bound_s=100)
 
 
+@pytest.mark.xdist_group("disagreements")
 @pytest.mark.parametrize("name", DISAGREEMENTS)
 def test_disagreement(name):
-    for message in itertools.chain(*(rank[name] for rank in told_by_disagreements())):
+    for message in itertools.chain(*(rank[name] for rank in messages_of_disagreements())):
         for mention in DISAGREEMENTS[name][2]:
             assert mention in message, f"no {mention!r} in: {message}"
-        assert "rank 1" in message, message
-        assert "rank 0" in message or "rank 2" in message, message
+        assert re.search(r"\brank 1\b", message), message
+        assert re.search(r"\brank [02]\b", message), message
 
 
 def check_message_size(rank: int, size: int, count: int) -> list[str]:
-    """Rank 0 sends one element more than rank 1 expects; rank 2 has nothing to do with it."""
+    """Rank 0 sends one element more than rank 1 expects; rank 2 takes no part."""
     group = dist.new_group(list(range(size)))
     messages = []
     with pytest.raises(dist.DistBackendError) as caught:
@@ -454,5 +491,5 @@ def check_message_size(rank: int, size: int, count: int) -> list[str]:
 @pytest.mark.parametrize("count", [4, 1 << 20])
 def test_message_of_another_size(count):
     for message in itertools.chain(*run_ranks(3, check_message_size, count)):
-        assert "rank 0" in message and "rank 1" in message, message
-        assert str(4 * count) in message and str(4 * count + 4) in message, message
+        assert f"rank 1 receives {4 * count} bytes" in message, message
+        assert re.search(rf"\brank 0 .* sent {4 * count + 4}$", message.split("\n")[0]), message

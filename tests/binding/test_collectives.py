@@ -1,4 +1,4 @@
-"""The five collectives against values computed without any communication."""
+"""The five basic collectives, compared with values computed locally."""
 
 import itertools
 import time
@@ -7,14 +7,14 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from torch_reference import DTYPES
+from support.ranks import run_ranks
+from support.torch_reference import DTYPES
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (70_001,)]
 
 
 def data_of(rank: int, shape, dtype: torch.dtype) -> torch.Tensor:
-    """Small whole numbers, other ones on every rank, exact in every dtype (bool: a pattern)."""
+    """Small integers, different on every rank, exact in every dtype (bool: a pattern)."""
     numel = torch.Size(shape).numel()
     values = (torch.arange(numel) * 7 + rank * 3 + 1) % 4
     if dtype.is_complex:
@@ -121,7 +121,7 @@ def test_reductions():
     run_ranks(3, check_reductions)
 
 
-# ---- tensors that are not simply a piece of memory
+# ---- tensors that are not contiguous
 
 
 def awkward_views(rank: int) -> dict[str, torch.Tensor]:
@@ -159,7 +159,7 @@ def check_views(rank: int, size: int, asynchronous: bool) -> None:
     expected[1:3, ::3] = sum(range(size))
     assert_same(everything, expected, "what lies between the elements of a view")
 
-    # Below torch.distributed, which refuses conjugate views and loses results of negative ones.
+    # Calls the backend: dist refuses conjugate views and loses results of negative ones.
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     x = torch.full((3,), complex(1, rank)).conj()
     backend.allreduce([x]).wait()
@@ -236,7 +236,7 @@ def test_big():
     run_ranks(2, check_big)
 
 
-# ---- wrong input
+# ---- invalid input
 
 
 def check_refusals(rank: int, size: int) -> None:
@@ -259,7 +259,7 @@ def check_refusals(rank: int, size: int) -> None:
     for message, call in refused.items():
         with pytest.raises(ValueError, match=message):
             call()
-    # A call that was refused has not happened: the group works on.
+    # A refused call has no effect: the group stays usable.
     assert backend._get_sequence_number_for_group() == before
     dist.all_reduce(x)
     assert x.eq(size).all()

@@ -16,7 +16,7 @@ def run_demo(*args: str) -> subprocess.CompletedProcess:
 def test_demo():
     done = run_demo()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 5313 differ" in done.stdout and "All checks hold" in done.stdout
+    assert "0 of 5313 differ" in done.stdout and "All checks passed" in done.stdout
     assert "step 200/200" in done.stdout
     assert not done.stderr
 

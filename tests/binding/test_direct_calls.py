@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks, run_script
+from support.ranks import run_ranks, run_script
 
 
 def test_names():
@@ -32,7 +32,7 @@ def store():
 
 
 class LateRank:
-    """Rank 1 comes late to every call, so that nobody else is done by luck."""
+    """Rank 1 is late in every call, so that no other rank can finish early by chance."""
 
     def __init__(self, group, rank: int):
         self._group, self._rank = group, rank
@@ -131,7 +131,7 @@ def test_options_decide(store):
 
 
 def check_messages(rank: int, size: int, path: str) -> None:
-    """send and recv do not wait: a rank can speak to itself."""
+    """send and recv do not block: a rank can send to itself."""
     group = direct_group(rank, size, path)
     x, y = torch.full((3,), float(rank)), torch.zeros(3)
     works = [group.send([x], rank, 0), group.recv([y], rank, 0)]

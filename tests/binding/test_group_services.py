@@ -1,4 +1,4 @@
-"""What a group offers beside collectives: batches, splits, hooks, errors, futures, durations."""
+"""Methods of a group besides collectives: batches, splits, hooks, errors, futures, durations."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 
 def backend_of(group=None) -> dist.Backend:
@@ -23,7 +23,7 @@ def check_monitored_barrier(rank: int, size: int) -> None:
     group = dist.group.WORLD
     for _ in range(3):
         group.monitored_barrier(timedelta(seconds=20))
-    # ranks 1 and 2 stay away
+    # ranks 1 and 2 do not join
     if rank == 0:
         with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
             group.monitored_barrier(timedelta(milliseconds=300))
@@ -33,7 +33,7 @@ def check_monitored_barrier(rank: int, size: int) -> None:
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"Rank 3 successfully .* from rank 0"):
                 group.monitored_barrier(timedelta(seconds=20))
-    # it is no failure of the group
+    # the group has not failed
     x = torch.ones(1)
     dist.all_reduce(x)
     assert x.item() == size
@@ -46,7 +46,7 @@ def test_monitored_barrier():
 
 
 def check_life_after_a_failed_barrier(rank: int, size: int) -> None:
-    """The rank that did not come leaves; the others go on with messages."""
+    """The missing rank exits; the others still exchange messages."""
     group = dist.new_group(timeout=timedelta(seconds=20))
     if rank == 2:
         time.sleep(1)
@@ -120,7 +120,7 @@ def check_coalescing_manager(rank: int, size: int) -> None:
         for total in sums:
             dist.reduce_scatter_tensor(total, torch.ones(size * total.numel()))
     assert all(total.eq(size).all() for total in sums)
-    # unlike calls, which torch hands over one by one
+    # calls of different kinds, which torch passes on one by one
     group = dist.group.WORLD
     a, b = torch.full((4,), float(rank)), torch.ones(4)
     group._start_coalescing(torch.device("cpu"))
@@ -147,13 +147,13 @@ def check_abandoned_batch(rank: int, size: int) -> None:
         backend._start_coalescing()
         with pytest.raises(ValueError):
             wrong()
-        # no batch is open any more: a synchronous call is complete when it returns
+        # no batch is open: a synchronous call is complete when it returns
         x = torch.ones(3)
         assert backend.allreduce([x], options).is_completed() and x.eq(size).all()
     # an empty batch
     backend._start_coalescing()
     assert backend._end_coalescing().wait()
-    # another thread's batch is not ours
+    # a batch belongs to its thread
     backend._start_coalescing()
     seen = []
 
@@ -192,7 +192,7 @@ def test_split_group():
 
 
 def check_dropped_receive(rank: int, size: int) -> None:
-    """Nobody can wait for it any more: it takes no message and does not time out."""
+    """A receive whose Work is dropped takes no message and does not time out."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     dist.irecv(torch.zeros(3), 1 - rank, group=group)
     with pytest.raises(Exception, match=r"SparseCPU|dense"):
@@ -216,7 +216,7 @@ def test_dropped_receive():
 
 
 def check_messages_nobody_waits_for(rank: int, size: int) -> None:
-    """More than a ring of cells holds, while the receiver is busy with a collective."""
+    """More messages than a ring holds, while the receiver runs a collective."""
     if rank == 1:
         for i in range(100):
             dist.send(torch.full((8,), float(i)), 0)
@@ -339,7 +339,7 @@ def test_errors_are_known():
 
 
 def check_close_in_signal_handler(rank: int, size: int, wait_name: str) -> None:
-    """As programs do on SIGTERM: the operation that it interrupts fails, nothing hangs."""
+    """As programs do on SIGTERM: the interrupted operation fails, and nothing hangs."""
     waits = {
         "collective": lambda: dist.all_reduce(torch.ones(3)),
         "message": lambda: dist.recv(torch.ones(3), 0),
@@ -381,7 +381,7 @@ def test_dropped_receive_in_child():
 
 
 def check_synchronize_with_callbacks(rank: int, size: int) -> None:
-    """synchronize() comes with the GIL held, which the callback needs."""
+    """synchronize() is called with the GIL held, which the callback needs."""
     x, y, seen = torch.ones(1), torch.ones(1), []
     first = dist.all_reduce(x, async_op=True)
     first.get_future().then(lambda future: seen.append(future.value()[0].item()))
@@ -413,7 +413,7 @@ def check_sparse(rank: int, size: int) -> None:
     x = torch.sparse_coo_tensor(torch.zeros(1, entries).long(), torch.ones(entries), (3,))
     work = dist.group.WORLD.allreduce([x])
     y = torch.ones(1)
-    dist.all_reduce(y)  # issued meanwhile; must not come between the steps
+    dist.all_reduce(y)  # issued meanwhile; must not run between the steps
     work.wait()
     assert x.to_dense().tolist() == [sum(range(size)), 0, 0] and y.item() == size
     with pytest.raises(ValueError, match="must be SUM"):
@@ -450,7 +450,7 @@ def check_overlap(rank: int, size: int) -> None:
     dist.all_gather_into_tensor(y, y[rank])
     assert y.eq(torch.arange(size).view(-1, 1)).all()
     y = torch.full((size, 50_000), float(rank + 1))
-    dist.all_gather_into_tensor(y, y[(rank + 1) % size])  # somebody else's place
+    dist.all_gather_into_tensor(y, y[(rank + 1) % size])  # the slice of another rank
     assert y.eq(torch.arange(1, size + 1).view(-1, 1)).all()
     z = (torch.arange(size).view(-1, 1) + torch.zeros(1, 50_000)) * 1.0
     dist.reduce_scatter_tensor(z[rank], z)

@@ -1,18 +1,18 @@
-"""Tensors over 2 GiB: no count, offset or number of bytes may be squeezed into 32 bits."""
+"""Tensors over 2 GiB: counts, offsets and sizes must not be truncated to 32 bits."""
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(900)
 
 BYTES = 2**31 + 4099  # odd, and beyond a signed 32-bit count
-STRIDE = 1_000_003  # every how many bytes a value is looked at: a prime
+STRIDE = 1_000_003  # stride in bytes of the values that are checked: a prime
 
 
 def pattern(rank: int) -> torch.Tensor:
-    """Values that tell their place, also beyond 2 GiB, and their rank."""
+    """Values that identify their offset, also beyond 2 GiB, and their rank."""
     period = torch.arange(97, dtype=torch.uint8) + rank
     return period.repeat(BYTES // 97 + 1)[:BYTES]
 
@@ -46,7 +46,7 @@ def check_messages(rank: int, size: int) -> None:
 
 
 def check_all_to_all(rank: int, size: int) -> None:
-    """Rank 0 sends nearly everything to rank 1, and nothing to itself."""
+    """Rank 0 sends nearly all elements to rank 1, and none to itself."""
     splits = {0: [0, BYTES], 1: [5, 0]}[rank]
     received = {0: [0, 5], 1: [BYTES, 0]}[rank]
     source = pattern(0) if rank == 0 else torch.arange(5, dtype=torch.uint8)
@@ -60,7 +60,7 @@ def check_all_to_all(rank: int, size: int) -> None:
 
 
 def check_gather(rank: int, size: int) -> None:
-    """The parts are below 2 GiB, the whole is not."""
+    """The parts are below 2 GiB, the total is above."""
     half = BYTES // 2 + 1
     part = torch.full((half,), rank + 1, dtype=torch.uint8)
     whole = torch.zeros(2 * half, dtype=torch.uint8)

@@ -1,21 +1,21 @@
-"""What `import torch_ccl` adds to the environment, and what it leaves alone."""
+"""The variables that `import torch_ccl` sets, and those that it does not change."""
 
 import json
 import socket
 
 import pytest
-from launching import free_port
-from ranks import BOUND_S, run_script, start_script
+from support.launchers import free_port
+from support.ranks import BOUND_S, run_script, start_script
 from torch.distributed import TCPStore
-from torch_ccl import launchers, meeting_point, said_point
+from torch_ccl import launchers, rendezvous, rendezvous_checks
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 def completed(**environment: str) -> str:
-    """RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for what is not set."""
+    """RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for an unset variable."""
     before = dict(environment)
-    launchers.complete(environment)
+    launchers.export_rank_variables(environment)
     assert before.items() <= environment.items(), "something was overwritten"
     rank, size, local, pmi_rank, pmi_size = (environment.get(name, "-") for name in PLACE)
     return f"{rank}/{size} {local} {pmi_rank}/{pmi_size}"
@@ -57,16 +57,16 @@ STEP = {
         ({}, "-/- - -/-"),
         (TORCHRUN, "3/4 1 3/4"),
         (HYDRA, "2/8 0 2/8"),
-        # by hand: where ranks meet at a loopback address they are all on this host
+        # by hand: with a loopback MASTER_ADDR all ranks are on this host
         (BY_HAND, "3/4 3 3/4"),
         ({**BY_HAND, "MASTER_ADDR": "127.0.0.1"}, "3/4 3 3/4"),
         ({**BY_HAND, "MASTER_ADDR": "10.0.0.7"}, "3/4 - 3/4"),
         ({**BY_HAND, "LOCAL_RANK": "0"}, "3/4 0 3/4"),
-        # a wrapper script that copied hydra's numbers; hydra knows the local rank
+        # a wrapper script that copied hydra's variables; hydra sets the local rank
         ({**HYDRA, "RANK": "2", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.7"}, "2/8 0 2/8"),
-        # torchrun started by hydra: the numbers of both stay
+        # torchrun started by hydra: the variables of both stay
         ({**HYDRA, **TORCHRUN}, "3/4 1 2/8"),
-        # half a pair: completed by a launcher that agrees, left to its fate otherwise
+        # half a pair: completed if the launcher's variables agree, left unchanged otherwise
         ({**HYDRA, "WORLD_SIZE": "8"}, "2/8 0 2/8"),
         ({**HYDRA, "WORLD_SIZE": "4"}, "-/4 0 2/8"),
         ({"RANK": "1"}, "1/- - -/-"),
@@ -75,10 +75,10 @@ STEP = {
         (MVAPICH, "5/6 1 5/6"),
         (PALS, "5/6 1 5/6"),
         ({name: value for name, value in PALS.items() if name != "PMI_RANK"}, "5/6 1 5/6"),
-        # a batch script is no task of a step, and waits for nobody
+        # a batch script is no task of a step: size 1
         (BATCH, "-/- - -/-"),
         (STEP, "2/4 0 2/4"),
-        # launchers within others: the innermost counts
+        # nested launchers: the innermost counts
         ({**STEP, **HYDRA}, "2/8 0 2/8"),
         ({**STEP, **TORCHRUN}, "3/4 1 3/4"),
         ({**STEP, **OPEN_MPI}, "5/6 1 5/6"),
@@ -129,8 +129,8 @@ print(os.environ["RANK"], os.environ["WORLD_SIZE"])
 
 
 def test_a_default_that_is_no_text():
-    """Scripts for Intel's package have it. It is not needed where somebody says the rank; where
-    nobody does, it is Python that does not take it."""
+    """Scripts for Intel's package use it. It is not needed if a launcher sets the rank; without
+    a launcher Python refuses it."""
     assert run_script(DEFAULT_THAT_IS_NO_TEXT, **BY_HAND) == "3 4\n"
     assert run_script(DEFAULT_THAT_IS_NO_TEXT, **OPEN_MPI) == "5 6\n"
     alone = start_script(DEFAULT_THAT_IS_NO_TEXT)
@@ -163,7 +163,7 @@ def test_place_in_the_job(environment, expected):
         rank, size, local_rank, local_size, host, launcher, master = place
         assert (rank, size, local_rank, local_size, launcher, master) == expected
         assert host == socket.gethostname()
-        launchers.complete(seen)  # changes nothing of it
+        launchers.export_rank_variables(seen)  # changes nothing of it
         assert launchers.get_dist_env(seen) == place
 
 
@@ -183,7 +183,7 @@ except ValueError as error:
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but RANK is not"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2: ranks go from 0"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0 of WORLD_SIZE=0: ranks go from 0"),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x is not a number from 0 on"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x is not a non-negative number"),
     ],
 )
 def test_a_place_that_cannot_be(environment, problem):
@@ -197,7 +197,7 @@ def test_a_place_that_cannot_be(environment, problem):
     [("n1", "n1"), ("n[1-3,7],m2", "n1"), ("n[08-10]", "n08"), ("a,b", "a"), ("a-b[3,5]", "a-b3")],
 )
 def test_first_host_of_a_step(written, first):
-    assert meeting_point.first_host(written) == first
+    assert rendezvous.first_host(written) == first
 
 
 ON_TWO_HOSTS = [
@@ -213,21 +213,23 @@ ON_ONE_HOST = [{}, {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}, {"SLURM_STEP_NU
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost"])
 def test_several_hosts_cannot_meet_at_a_loopback_address(address, monkeypatch):
-    monkeypatch.setattr(said_point, "PATIENCE_S", 0)
+    monkeypatch.setattr(rendezvous_checks, "RANK_0_TIMEOUT_S", 0)
     with socket.create_server((address, 0)) as server:
         used = str(server.getsockname()[1])
     where = {"MASTER_ADDR": address, "MASTER_PORT": used}
     for environment in ON_TWO_HOSTS:
         with pytest.raises(ValueError, match=f"MASTER_ADDR={address} .*several hosts"):
-            said_point.require_sense({**environment, **where}, "1")
-        said_point.require_sense({**environment, **where, "MASTER_ADDR": "node1"}, "1")
-        for rank in ("0", ""):  # serves the store, or does not say what it is
-            said_point.require_sense({**environment, **where}, rank)
+            rendezvous_checks.validate_master({**environment, **where}, "1")
+        rendezvous_checks.validate_master({**environment, **where, "MASTER_ADDR": "node1"}, "1")
+        for rank in ("0", ""):  # serves the store, or has no rank
+            rendezvous_checks.validate_master({**environment, **where}, rank)
     for environment in ON_ONE_HOST:
-        said_point.require_sense({**environment, **where}, "1")
-    # two launchers on one machine: somebody serves the store
+        rendezvous_checks.validate_master({**environment, **where}, "1")
+    # two launchers on one machine: one of them serves the store
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    said_point.require_sense({**ON_TWO_HOSTS[0], **where, "MASTER_PORT": str(store.port)}, "1")
+    rendezvous_checks.validate_master(
+        {**ON_TWO_HOSTS[0], **where, "MASTER_PORT": str(store.port)}, "1"
+    )
 
 
 REFUSED = """
@@ -236,7 +238,7 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="9", RANK="1", WORLD_SIZE
 import torch.distributed as dist
 import torch_ccl
 os.environ["LOCAL_WORLD_SIZE"] = "1"
-torch_ccl.said_point.PATIENCE_S = 1
+torch_ccl.rendezvous_checks.RANK_0_TIMEOUT_S = 1
 begin = time.monotonic()
 try:
     dist.init_process_group("ccl")
@@ -258,14 +260,14 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="1", SLURM_STEP_NUM_NODES="2")
 import torch.distributed as dist
 import torch_ccl
-torch_ccl.said_point.PATIENCE_S = 1
+torch_ccl.rendezvous_checks.RANK_0_TIMEOUT_S = 1
 dist.init_process_group("ccl", rank=0, world_size=1)
 print("made")
 """
 
 
 def test_what_the_call_says_of_its_rank_counts():
-    """Each host may have a job of its own, whatever the launcher says of the hosts."""
+    """Each host may run its own job, whatever the launcher's host variables are."""
     assert "made" in run_script(MADE_BY_CALL)
 
 
@@ -288,7 +290,7 @@ def test_a_batch_script_is_a_group_of_one():
     assert run_script(ALONE, **BATCH).strip() == "0 1 0 1 none [1.0, 1.0]"
 
 
-# ---- the end of a script that has called init() and destroys nothing
+# ---- exit of a script that calls init() and destroys no group
 
 ENDS = """
 import sys, time, torch, torch_ccl, torch.distributed as dist
@@ -313,7 +315,7 @@ else:
     try:
         dist.recv(x, src=0)
     except dist.DistBackendError as error:
-        assert time.monotonic() - begin < 20, "when its time was up"
+        assert time.monotonic() - begin < 20, "it failed only at the timeout"
         print(error)
 """
 
@@ -323,11 +325,11 @@ def run_two(script: str) -> list[tuple[int, str, str]]:
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [start_script(script, RANK=rank, **place) for rank in "01"]
     try:
-        said = [rank.communicate(timeout=BOUND_S) for rank in ranks]
+        printed = [rank.communicate(timeout=BOUND_S) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.returncode, *lines) for rank, lines in zip(ranks, said, strict=True)]
+    return [(rank.returncode, *lines) for rank, lines in zip(ranks, printed, strict=True)]
 
 
 @pytest.mark.parametrize("last_words", ["pass", "sys.exit(0)"])

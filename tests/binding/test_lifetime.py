@@ -1,4 +1,4 @@
-"""Groups made and destroyed many times leave nothing behind."""
+"""Creating and destroying many groups leaks nothing."""
 
 import gc
 import os
@@ -6,13 +6,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
-from ranks import init_group, run_ranks
+from support.ranks import init_group, run_ranks
 
 GROUPS, WORLDS, WARM_UP = 100, 50, 10
-# How much more there may be in the end. Worker threads are started when they are first needed, so
-# a few may come late; allocators and torch's own tables breathe. A leak shows a hundredfold.
+# The allowed growth. Worker threads start when they are first needed, so a few may start late;
+# allocators and torch's own tables vary. A leak exceeds the limits a hundredfold.
 LIMITS = {"fds": 0, "threads": 2, "maps": 16, "shared": 2 << 20, "memory": 2 << 20}
 SETTLE_S = 5
 
@@ -35,7 +36,7 @@ def footprint() -> dict[str, int]:
 
 
 def use(group, size: int) -> None:
-    """All that a group may set up when it is first needed."""
+    """Uses everything that a group allocates on first use."""
     x = torch.ones(5000)
     dist.all_reduce(x, group=group)
     assert x.eq(size).all()
@@ -50,7 +51,7 @@ def use(group, size: int) -> None:
 
 
 def check_growth(before: dict[str, int]) -> None:
-    """Peers notice the end of a group a moment later."""
+    """Peers detect the end of a group a moment later, so this retries for SETTLE_S."""
     end = time.monotonic() + SETTLE_S
     while True:
         grown = {name: count - before[name] for name, count in footprint().items()}
@@ -92,7 +93,7 @@ def test_worlds_leave_nothing_behind():
 
 
 def check_failed_groups(rank: int, size: int) -> None:
-    """Also those that died, and whose handles were kept until after the end."""
+    """Groups that failed, and whose Works were kept until after their end."""
     kept = []
     for i in range(WARM_UP + WORLDS):
         if i == WARM_UP:
@@ -103,7 +104,7 @@ def check_failed_groups(rank: int, size: int) -> None:
         kept[-1].wait()
         try:
             dist.all_reduce(torch.ones(2 if rank == 1 else 3), group=group)
-            raise AssertionError("ranks disagreed, and nobody noticed")
+            raise AssertionError("the disagreement was not detected")
         except dist.DistBackendError:
             pass
         dist.destroy_process_group(group)
@@ -117,6 +118,7 @@ def test_failed_groups_leave_nothing_behind():
     run_ranks(3, check_failed_groups, bound_s=100)
 
 
+@pytest.mark.alone  # compares /dev/shm before and after
 def test_nothing_stays_in_shared_memory():
     def names() -> set[str]:
         return {path.name for path in Path("/dev/shm").iterdir()}

@@ -1,4 +1,4 @@
-"""What every call leaves in torch's profiler: a row `pg::<method>` with the shapes of its inputs, a
+"""Rows of every call in torch's profiler: a row `pg::<method>` with the shapes of its inputs, a
 row `pg::wait::<method>::sz:<elements>`, and torch's own row `ccl:<operation>`."""
 
 import re
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 OPERATIONS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 # ---- the calls
 #
-# Each returns what its rows must show: the inputs, or where a rank has none, nothing and the
-# outputs. None on a rank whose call is another one.
+# Each returns the shapes that its rows must have: of the inputs, or of the outputs on a rank
+# without inputs. None on a rank that makes another call.
 
 CALLS = []
 
@@ -217,14 +217,14 @@ def barrier(rank, size):
     return []
 
 
-# ---- their rows
+# ---- the rows
 
 
 def rows_of(call, rank: int, size: int):
-    """What the call returned, and all rows of ours and of torch's that it left, with shapes."""
+    """The result of the call, and all profiler rows of it, ours and torch's, with shapes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would have us use newer names
+        warnings.simplefilter("ignore")  # torch deprecates some of the names
         with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
             seen = call(rank, size)
     names = ("pg::", "ccl:")
@@ -253,7 +253,7 @@ def test_rows():
 
 
 def test_operations_page():
-    """The calls on the page are the ones made here, and they reach the methods it names."""
+    """The page lists exactly the calls made here, with the methods that they reach."""
     page = OPERATIONS_PAGE.read_text().split("## Calls of torch.distributed")[1]
     named = re.findall(r"^\| `(\w+)`(.*?) \| `(\w+)` \|", page, re.MULTILINE)
     assert [(call + case, method) for call, case, method in named] == list(

@@ -1,4 +1,4 @@
-"""Programs that say "gloo" or "mpi", or nothing, get ccl if they are asked to."""
+"""CCL_REPLACE and torch_ccl.replace(): programs that request "gloo" or "mpi" get ccl."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_ccl
-from ranks import run_ranks, run_script
-from served import CPU, check_sum, is_ours, served_by_ccl
+from support.ccl_usage import CPU, check_sum, is_ours, served_by_ccl
+from support.ranks import run_ranks, run_script
 from torch._C import _distributed_c10d as bindings
 from torch.distributed import distributed_c10d as c10d
 
@@ -21,19 +21,19 @@ def replace_gloo(rank: int) -> None:
 
 
 def served(rank, size, function, *args):
-    """What `function` returns; the group was ours, and ccl has carried something for it."""
+    """Calls `function`; the group must be ours, and ccl must have started operations."""
     assert is_ours(dist.group.WORLD)
     with served_by_ccl():
         return function(rank, size, *args)
 
 
 def run_as(backend: str | None, function, *args, size: int = 2) -> list:
-    """Ranks in which `backend` was asked for by that name, and gloo is replaced."""
+    """Runs ranks that request `backend` by name while gloo is replaced."""
     group = {"backend": backend}
     return run_ranks(size, served, function, *args, prepare=replace_gloo, group=group)
 
 
-# ---- every way to a group
+# ---- every way to create a group
 
 
 def check_world(rank, size, name):
@@ -46,7 +46,7 @@ def check_world(rank, size, name):
     [("gloo", "gloo"), ("GLOO", "gloo"), ("cpu:gloo", "cpu:gloo"), (None, "undefined")],
 )
 def test_init_process_group(backend, name):
-    """get_backend() says what it says with Gloo itself."""
+    """get_backend() returns the same name as with Gloo itself."""
     run_as(backend, check_world, name)
 
 
@@ -69,7 +69,7 @@ def test_new_groups_and_meshes(backend):
 
 
 def check_direct(rank, size):
-    """By the class itself, however it is called."""
+    """Created through the class, with each form of its arguments."""
     from torch.distributed import ProcessGroup, ProcessGroupGloo
 
     store = dist.distributed_c10d._get_default_store()
@@ -97,7 +97,7 @@ def test_class_itself():
     run_as("gloo", check_direct)
 
 
-# ---- what torch does for gloo alone, by its name or its class
+# ---- what torch does only for gloo, by name or class
 
 
 def check_services(rank, size):
@@ -125,7 +125,7 @@ def check_missing_rank(rank, size):
         dist.monitored_barrier(timeout=timedelta(seconds=0.5))
 
 
-def test_monitored_barrier_names_who_is_missing():
+def test_monitored_barrier_names_missing_rank():
     run_as("gloo", check_missing_rank)
 
 
@@ -146,15 +146,15 @@ def check_ddp_log(rank, size):
     return log["backend_name"], log["gloo_num_threads"]
 
 
-def test_ddp_logger_reads_what_is_there(monkeypatch):
-    """It takes the backend for torch's class, and reads a number from its memory."""
+def test_ddp_logger(monkeypatch):
+    """DDP's logger casts the backend to torch's class, and reads a member of it."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "INFO")
     script = (
         "import torch.distributed as dist; from test_replace import check_ddp_log;"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1);"
         "print(*check_ddp_log(0, 1))"
     )
-    paths = ":".join(["tests", "tests/binding"])
+    paths = "tests:tests/binding"
     assert run_script(script, CCL_REPLACE="gloo", PYTHONPATH=paths).split() == ["gloo", "2"]
 
 
@@ -170,7 +170,7 @@ def test_off_unless_asked_for():
 def check_restored(rank, size):
     torch_ccl.replace("gloo", "mpi")
     assert torch_ccl.replaced() == ("gloo", "mpi") and dist.is_mpi_available()
-    torch_ccl.replace("gloo")  # twice is as good as once
+    torch_ccl.replace("gloo")  # a second call has no effect
     from torch.distributed import ProcessGroupGloo as kept
 
     ours = dist.new_group(backend="gloo")
@@ -186,12 +186,12 @@ def check_restored(rank, size):
     assert not hasattr(c10d, "ProcessGroupMPI")
 
 
-def test_is_given_back():
+def test_restore():
     run_ranks(2, check_restored)
 
 
 def test_class_is_a_class():
-    """As far as it can be: a class made from it would have made groups of another class."""
+    """isinstance() works; subclassing is refused, because groups would get another class."""
     torch_ccl.replace("gloo")
     try:
         substitute = dist.ProcessGroupGloo
@@ -207,7 +207,7 @@ def test_class_is_a_class():
 
 
 def test_other_names_are_refused():
-    with pytest.raises(ValueError, match="gloo and mpi, not of 'nccl'"):
+    with pytest.raises(ValueError, match="can replace gloo and mpi, not 'nccl'"):
         torch_ccl.replace("gloo", "nccl")
     assert torch_ccl.replaced() == ()
 
@@ -232,7 +232,7 @@ print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, dist.ge
     ],
 )
 def test_environment(asked, backend, served):
-    """Without an import: torch loads the entry point, and that loads nothing else."""
+    """Without an import of torch_ccl: torch loads the entry point, which loads nothing else."""
     assert run_script(ALONE, backend, CCL_REPLACE=asked).strip() == served
 
 
@@ -244,12 +244,12 @@ with warnings.catch_warnings(record=True) as caught:
     import torch
 print(*[w.message for w in caught if "CCL_REPLACE" in str(w.message)])
 """
-    said = run_script(script, CCL_REPLACE="gloo,glo")
-    assert "CCL_REPLACE" in said and "'glo'" in said and "nothing is replaced" in said
+    printed = run_script(script, CCL_REPLACE="gloo,glo")
+    assert "CCL_REPLACE" in printed and "'glo'" in printed and "nothing is replaced" in printed
 
 
 def run_misspelt(filter: str) -> str:
-    """What `import torch` says on stderr; it must not fail."""
+    """Returns the stderr of `import torch`, which must not fail."""
     process = subprocess.run(
         [sys.executable, "-W", filter, "-c", "import torch"],
         env={**os.environ, "CCL_REPLACE": "glo"},
@@ -262,7 +262,9 @@ def run_misspelt(filter: str) -> str:
 
 
 def test_misspelt_environment_where_warnings_are_errors():
-    assert "CCL_REPLACE: torch-ccl can take" in run_misspelt("error::UserWarning")
+    assert "CCL_REPLACE: torch-ccl can replace gloo and mpi, not 'glo'" in run_misspelt(
+        "error::UserWarning"
+    )
     assert "CCL_REPLACE" not in run_misspelt("ignore::UserWarning")
 
 
@@ -284,15 +286,15 @@ except ValueError as problem:
     print(problem)
 assert torch_ccl.replaced() == () and not dist.is_mpi_available()  # all or nothing
 """
-    said = run_script(script, CCL_REPLACE="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert said.count("this torch has no Gloo") == 2 and "nothing is replaced" in said
+    printed = run_script(script, CCL_REPLACE="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert printed.count("this torch has no Gloo") == 2 and "nothing is replaced" in printed
 
 
 # ---- mpi
 
 
 def test_mpi_alone():
-    """Rank and size are the launcher's, whatever the call says, as with MPI; there is none here."""
+    """Rank and size are the launcher's, whatever the arguments are; without a launcher, 0 of 1."""
     script = """
 import warnings, torch, torch.distributed as dist, torch_ccl
 warnings.simplefilter("ignore")

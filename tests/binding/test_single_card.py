@@ -1,4 +1,4 @@
-"""torch_ccl.single_card: what ranks are told and pinned to, how they end, and that they train."""
+"""torch_ccl.single_card: environment and affinity of ranks, failures, signals, training."""
 
 import atexit
 import contextlib
@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from launching import WAYS, clean_environment
-from launching import run_script as run_by
-from ranks import run_script
+from support.launchers import LAUNCHERS, clean_environment
+from support.launchers import run_script as run_by
+from support.ranks import run_script
 from torch.utils.data import DataLoader, TensorDataset
-from torch_ccl.endings import GRACE_S
-from torch_ccl.job import init
-from torch_ccl.single_card import cpu_tiles, device_tiles, single_card_dist
+from torch_ccl.environment import init
+from torch_ccl.exit_status import TERMINATE_GRACE_S
+from torch_ccl.single_card import single_card_dist
+from torch_ccl.tiles import cpu_tiles, device_tiles
 
 spawn = single_card_dist.multi_process_spawn
 SIZE = 2
@@ -35,7 +36,7 @@ def own_rank() -> int:
 
 
 def note(directory: str, **facts) -> None:
-    """For the test; it appears as a whole."""
+    """Writes a file for the test atomically."""
     path = Path(directory) / f"{own_rank()}.json"
     path.with_suffix(".new").write_text(json.dumps(facts))
     path.with_suffix(".new").rename(path)
@@ -53,7 +54,7 @@ def await_notes(directory: Path, suffix: str = "json") -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Nothing of it runs any more; somebody may still have to reap it."""
+    """Whether the process has exited; it may still be a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -61,7 +62,7 @@ def is_gone(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
-# ---- what ranks get
+# ---- environment and affinity of ranks
 
 OF_OTHERS = {"PMI_RANK": "7", "OMPI_COMM_WORLD_RANK": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
@@ -87,22 +88,22 @@ def test_place_and_cores(tmp_path, monkeypatch):
     assert spawn(say_place, (str(tmp_path),), tiles=SIZE) == 0
     assert (dict(os.environ), os.sched_getaffinity(0)) == before
 
-    said = noted(tmp_path)
-    shares = [set(row["cpus"]) for row in said]
+    printed = noted(tmp_path)
+    shares = [set(row["cpus"]) for row in printed]
     assert not shares[0] & shares[1] and shares[0] | shares[1] <= before[1]
-    sizes = [tile.size for tile in cpu_tiles(before[1], SIZE)]
-    assert [row["threads"] for row in said] == sizes
-    for rank, row in enumerate(said):
+    sizes = [tile.threads for tile in cpu_tiles(before[1], SIZE)]
+    assert [row["threads"] for row in printed] == sizes
+    for rank, row in enumerate(printed):
         place = [str(rank), "2", str(rank), "2", "127.0.0.1", str(sizes[rank])]
-        # Our package, which f's module imports, completes what hydra would set.
+        # torch_ccl, which f's module imports, adds the variables that hydra would set.
         of_others = [str(rank), None, None]
         assert list(row["environment"].values()) == [*place, *of_others]
         assert not row["daemon"]  # so that it may start workers
 
 
 @pytest.mark.slow
-def test_threads_that_the_user_chose(tmp_path, monkeypatch):
-    """One, although the rank has all cores."""
+def test_user_sets_thread_count(tmp_path, monkeypatch):
+    """One thread, although the rank has all cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert spawn(say_place, (str(tmp_path),), tiles=1) == 0
     assert noted(tmp_path, 1)[0]["threads"] == 1
@@ -117,7 +118,7 @@ def test_arguments_are_refused():
         spawn(say_place, ("",), tiles=100000)
 
 
-# ---- how they end
+# ---- exit codes, failures and signals
 
 ENDS = {
     "exit": (3, lambda: sys.exit(3)),
@@ -144,8 +145,8 @@ def end_or_sleep(directory, way):
 @pytest.mark.parametrize(
     "way", [w if w == "exit" else pytest.param(w, marks=pytest.mark.slow) for w in ENDS]
 )
-def test_one_fails_and_the_other_is_ended(tmp_path, way):
-    """Also if it does not listen to SIGTERM."""
+def test_failure_ends_other_ranks(tmp_path, way):
+    """Also if it ignores SIGTERM."""
     assert spawn(end_or_sleep, (str(tmp_path), way), tiles=SIZE) == ENDS[way][0]
     assert all(is_gone(row["pid"]) for row in noted(tmp_path))
 
@@ -158,8 +159,8 @@ def raise_error(text):
 
 def test_traceback_is_shown(capfd):
     assert spawn(raise_error, ("the reason",), tiles=SIZE) == 1
-    said = capfd.readouterr().err
-    assert "in raise_error" in said and "ValueError: the reason" in said, said
+    printed = capfd.readouterr().err
+    assert "in raise_error" in printed and "ValueError: the reason" in printed, printed
 
 
 def leave_the_other_waiting(directory):
@@ -173,8 +174,8 @@ def leave_the_other_waiting(directory):
 
 
 @pytest.mark.slow
-def test_the_first_to_fail_counts(tmp_path):
-    """Rank 0 fails as soon as rank 1 leaves, and ends before it."""
+def test_exit_code_of_first_failure(tmp_path):
+    """Rank 0 fails as soon as rank 1 leaves the group, and exits before rank 1."""
     assert spawn(leave_the_other_waiting, (str(tmp_path),), tiles=SIZE) == 3
     assert all(is_gone(row["pid"]) for row in noted(tmp_path))
 
@@ -182,14 +183,14 @@ def test_the_first_to_fail_counts(tmp_path):
 def end_in_all_reduce(way):
     init()
     if own_rank() == 1:
-        time.sleep(0.5)  # rank 0 waits by then
+        time.sleep(0.5)  # rank 0 waits in all_reduce by then
         ENDS[way][1]()
     dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.parametrize("way", ["exit at once", pytest.param("killed", marks=pytest.mark.slow)])
-def test_the_cause_counts_though_others_tell_first(way):
-    """Rank 0 tells its failure, and whose end it is for, before rank 1 is seen to have ended."""
+def test_exit_code_of_root_cause(way):
+    """Rank 0 reports its failure, caused by rank 1, before the exit of rank 1 is seen."""
     assert spawn(end_in_all_reduce, (way,), tiles=SIZE) == ENDS[way][0]
 
 
@@ -203,7 +204,7 @@ def abort_for_the_other():
         os.abort()
 
 
-def test_an_abort_may_be_a_consequence():
+def test_abort_caused_by_another_rank():
     assert spawn(abort_for_the_other, tiles=SIZE) == 1
 
 
@@ -230,7 +231,7 @@ if __name__ == "__main__":
 
 @contextlib.contextmanager
 def sleeping(directory: Path, word: str) -> Iterator[subprocess.Popen]:
-    """A script with two ranks, which have begun to sleep."""
+    """A script with two sleeping ranks."""
     script = directory / "sleeping.py"
     script.write_text(SLEEPING)
     parent = subprocess.Popen(
@@ -251,7 +252,7 @@ def sleeping(directory: Path, word: str) -> Iterator[subprocess.Popen]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ranks_end_with_who_started_them(tmp_path, number):
+def test_ranks_end_with_their_parent(tmp_path, number):
     with sleeping(tmp_path, "listens") as parent:
         parent.send_signal(number)
         parent.wait(BOUND_S)
@@ -261,13 +262,13 @@ def test_ranks_end_with_who_started_them(tmp_path, number):
             time.sleep(0.01)
 
 
-def test_who_interrupts_twice_does_not_wait(tmp_path):
-    """Although the ranks do not listen to SIGTERM."""
+def test_second_interrupt_kills(tmp_path):
+    """Although the ranks ignore SIGTERM."""
     with sleeping(tmp_path, "deaf") as parent:
         parent.send_signal(signal.SIGINT)
         await_notes(tmp_path, suffix="asked")
         parent.send_signal(signal.SIGINT)
-        parent.wait(GRACE_S - 1)
+        parent.wait(TERMINATE_GRACE_S - 1)
         assert all(is_gone(row["pid"]) for row in noted(tmp_path))
 
 
@@ -284,7 +285,7 @@ pidfd_open = os.pidfd_open
 
 
 @pytest.mark.parametrize(("opens", "error"), [(interrupt, KeyboardInterrupt), (fail, OSError)])
-def test_nothing_is_left_of_a_start_that_fails(monkeypatch, opens, error):
+def test_failed_start_leaves_no_process(monkeypatch, opens, error):
     monkeypatch.setattr(os, "pidfd_open", opens)
     with pytest.raises(error):
         spawn(time.sleep, (300,), tiles=SIZE)
@@ -307,7 +308,7 @@ def samples() -> TensorDataset:
 
 def train(directory):
     """An epoch is one step: every rank has half of the samples."""
-    torch.manual_seed(own_rank())  # the first rank's weights count
+    torch.manual_seed(own_rank())  # DDP broadcasts the first rank's weights
     dataset = samples()
     tile = single_card_dist(torch.nn.Linear(4, 1), dataset)
     begin = tile.model.module.weight.detach().clone()
@@ -334,7 +335,7 @@ def train(directory):
 
 
 def train_alone(begin: dict) -> torch.Tensor:
-    """On all samples, as the ranks do together."""
+    """One process trains on all samples."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     assert model.weight.tolist() == begin
@@ -348,7 +349,7 @@ def train_alone(begin: dict) -> torch.Tensor:
 
 
 def test_training(tmp_path):
-    """floats are compared as they are: `tolist` loses nothing."""
+    """Floats are compared exactly: `tolist` loses nothing."""
     assert spawn(train, (str(tmp_path),), tiles=SIZE) == 0
     first, second = noted(tmp_path)
     assert [first["rank"], second["rank"]] == [0, 1]
@@ -360,7 +361,7 @@ def test_training(tmp_path):
     )
     for mine, others in zip(first["seen"], second["seen"], strict=True):
         assert sorted([*mine, *others]) == list(range(8))
-    assert first["seen"][0] != first["seen"][1]  # each epoch has an order of its own
+    assert first["seen"][0] != first["seen"][1]  # each epoch has another order
 
 
 def sum_up(directory, number):
@@ -398,12 +399,12 @@ sys.stdout.write(f"{tile.rank} of {dist.get_world_size()}: {len(tile.train_sampl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["torchrun", "MPICH"])
-def test_other_launchers(way, tmp_path):
+@pytest.mark.parametrize("launcher", ["torchrun", "MPICH"])
+def test_other_launchers(launcher, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OTHERS_START_IT)
-    said = [rank.out for rank in run_by(WAYS[way], script)]
-    assert said == [f"{rank} of 2: 4 samples\n" for rank in range(SIZE)]
+    printed = [rank.out for rank in run_by(LAUNCHERS[launcher], script)]
+    assert printed == [f"{rank} of 2: 4 samples\n" for rank in range(SIZE)]
 
 
 def test_without_a_launcher():
@@ -445,11 +446,11 @@ def machine(root: Path, sockets: list[int], nodes: list[str]) -> Path:
 def test_cpu_tiles(tmp_path, sockets, nodes, usable, count, tiles):
     found = cpu_tiles(usable, count, machine(tmp_path, sockets, nodes))
     assert [tile.cpus for tile in found] == tiles
-    assert [tile.size for tile in found] == [len(cpus) for cpus in tiles]
+    assert [tile.threads for tile in found] == [len(cpus) for cpus in tiles]
 
 
 def test_device_tiles():
-    assert [tile.size for tile in device_tiles(2, 8)] == [4, 4]
+    assert [tile.threads for tile in device_tiles(2, 8)] == [4, 4]
     assert [tile.cpus for tile in device_tiles(4, 2, 3)] == [[]] * 3
     with pytest.raises(ValueError, match="tiles=3, but there are 2 devices"):
         device_tiles(2, 8, 3)

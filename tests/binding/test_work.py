@@ -1,4 +1,4 @@
-"""What the handles of asynchronous operations promise."""
+"""Work objects of asynchronous operations."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 
 def check_future(rank: int, size: int) -> None:
@@ -21,7 +21,7 @@ def check_future(rank: int, size: int) -> None:
     work.wait()
     assert work.is_completed() and work.is_success() and work.result()[0] is x
 
-    # asked for after completion, by an operation whose result is copied back
+    # get_future() after completion, of an operation whose result is copied back
     x = torch.full((8, 8), rank + 1.0)
     work = dist.all_reduce(x.t()[2:5], async_op=True)
     seen = []
@@ -47,8 +47,8 @@ def test_future():
     run_ranks(2, check_future)
 
 
-def check_callback_goes_on(rank: int, size: int) -> None:
-    """A callback runs the next collective, and the operation it belongs to counts as complete."""
+def check_collective_in_callback(rank: int, size: int) -> None:
+    """A callback starts the next collective; its own operation is complete by then."""
     x, y = torch.ones(1000), torch.ones(10)
     work = dist.all_reduce(x, async_op=True)
     completed = []
@@ -65,12 +65,12 @@ def check_callback_goes_on(rank: int, size: int) -> None:
     assert completed == [True]
 
 
-def test_callback_goes_on():
-    run_ranks(2, check_callback_goes_on)
+def test_collective_in_callback():
+    run_ranks(2, check_collective_in_callback)
 
 
 def check_order(rank: int, size: int) -> None:
-    """Many in flight, mixed with synchronous ones; tensors that nobody else holds."""
+    """Many asynchronous operations, then a synchronous one; only the Works hold the tensors."""
     works = [dist.all_reduce(torch.full((50,), float(i)), async_op=True) for i in range(40)]
     x = torch.ones(3)
     dist.all_reduce(x)
@@ -85,7 +85,7 @@ def test_order():
 
 
 def check_wait_timeout(rank: int, size: int) -> None:
-    """A wait that gives up does not harm the operation."""
+    """A wait that times out does not affect the operation."""
     x = torch.ones(4)
     if rank == 1:
         time.sleep(1.5)
@@ -101,12 +101,13 @@ def check_wait_timeout(rank: int, size: int) -> None:
     assert x.eq(size).all()
 
 
+@pytest.mark.alone  # measures time
 def test_wait_timeout():
     run_ranks(2, check_wait_timeout)
 
 
 def check_threads(rank: int, size: int) -> None:
-    """A group per thread, all at once."""
+    """One group per thread, concurrently."""
     groups = [dist.new_group(list(range(size))) for _ in range(4)]
     wrong = []
 

@@ -1,4 +1,4 @@
-"""CCL_WORKER_COUNT and CCL_WORKER_AFFINITY: which threads a rank has, and where they may run."""
+"""CCL_WORKER_COUNT and CCL_WORKER_AFFINITY: number and affinity of worker threads."""
 
 import functools
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 CORES = sorted(os.sched_getaffinity(0))
 FIRST, LAST = CORES[0], CORES[-1]
@@ -14,7 +14,7 @@ MISSING = 4000  # no machine has a core of this number
 
 
 def prepare(directory: Path, settings: dict, cores: list | None, rank: int) -> None:
-    """Pins the rank as a launcher would, and keeps what it says."""
+    """Pins the rank as a launcher would, and redirects its stderr to a file."""
     os.environ.update(settings)
     if cores:
         os.sched_setaffinity(0, cores[rank])
@@ -57,7 +57,7 @@ def check_workers(rank: int, size: int) -> list[set[int]]:
 
 
 def run_with(directory: Path, cores: list | None = None, size: int = 2, **settings: str):
-    """For each rank the masks of the workers that were there from the start, and its warnings."""
+    """For each rank the masks of the workers that exist at the start, and its warnings."""
     before = functools.partial(prepare, directory, settings, cores)
     masks = run_ranks(size, check_workers, prepare=before)
     texts = [(directory / f"stderr-{rank}").read_text() for rank in range(size)]
@@ -65,16 +65,16 @@ def run_with(directory: Path, cores: list | None = None, size: int = 2, **settin
     return list(zip(masks, warnings, strict=True))
 
 
-def test_none_are_made_before_they_are_needed(tmp_path):
+def test_no_workers_before_first_use(tmp_path):
     assert run_with(tmp_path) == [([], []), ([], [])]
 
 
-def test_as_many_as_asked_for(tmp_path):
+def test_worker_count(tmp_path):
     settings = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": "auto"}
     assert run_with(tmp_path, **settings) == [([set(CORES)], [])] * 2
 
 
-def test_zero_is_none(tmp_path):
+def test_zero_workers(tmp_path):
     assert run_with(tmp_path, CCL_WORKER_COUNT="0") == [([], [])] * 2
 
 
@@ -85,14 +85,14 @@ def test_each_rank_takes_its_part_of_the_list(tmp_path):
     assert second == ([{LAST}, {LAST}], [])
 
 
-def test_a_list_alone_says_how_many(tmp_path):
+def test_affinity_list_sets_count(tmp_path):
     first, second = run_with(tmp_path, CCL_WORKER_AFFINITY=f"{LAST},{FIRST}")
     assert first == ([{LAST}], [])
     assert second == ([{FIRST}], [])
 
 
 def test_the_list_of_the_documents(tmp_path):
-    """For 56 cores. Where there are fewer, one warning names those that do not exist."""
+    """The list is for 56 cores. With fewer, one warning names the cores that do not exist."""
     settings = {"CCL_WORKER_COUNT": "4", "CCL_WORKER_AFFINITY": "0,1,2,3,28,29,31,32"}
     ranks = run_with(tmp_path, **settings)
     for (masks, warnings), part in zip(ranks, ([0, 1, 2, 3], [28, 29, 31, 32]), strict=True):
@@ -114,7 +114,7 @@ def test_cores_that_do_not_exist(tmp_path):
 
 
 def test_outside_the_cores_of_the_rank(tmp_path):
-    """As in the documents, where ranks are pinned to cores that leave the workers' alone."""
+    """As in the documents, where ranks are pinned to other cores than their workers."""
     settings = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": f"{LAST},{LAST}"}
     cores = [{FIRST}, {FIRST}]
     assert run_with(tmp_path, cores, **settings) == [([{LAST}], [])] * 2

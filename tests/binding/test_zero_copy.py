@@ -1,4 +1,4 @@
-"""Tensors of torch_ccl.empty(): like any other, but collectives use them where they lie."""
+"""Tensors of torch_ccl.empty(): collectives use them in place, without a copy."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_ccl
-from ranks import run_ranks, start_script
+from support.ranks import run_ranks, start_script
 
 LARGE = 300_001  # elements: more than the least size, and no whole number of pages
 
@@ -21,7 +21,7 @@ def in_shared_memory(tensor: torch.Tensor) -> bool:
     raise AssertionError("not mapped")
 
 
-def test_it_is_made_as_torch_makes_it():
+def test_same_arguments_as_torch_empty():
     for size in ((), (0,), (3,), (2, 3), (LARGE,)):
         x = torch_ccl.empty(*size, dtype=torch.bfloat16)
         assert x.shape == torch.Size(size) and x.dtype == torch.bfloat16 and x.is_contiguous()
@@ -35,13 +35,13 @@ def test_it_is_made_as_torch_makes_it():
 
 
 @pytest.mark.parametrize("size", [(-1,), (2**40, 2**40)])
-def test_sizes_that_make_no_sense_are_refused(size):
+def test_invalid_sizes_are_refused(size):
     with pytest.raises(RuntimeError, match="ccl: a tensor"):
         torch_ccl.empty(*size)
 
 
 def check_collectives(rank: int, size: int, everywhere: bool) -> None:
-    """With ordinary tensors on some ranks, too."""
+    """Also with ordinary tensors on some ranks."""
 
     def tensor(count: int, value: float) -> torch.Tensor:
         empty = torch_ccl.empty if everywhere or rank % 2 == 0 else torch.empty
@@ -60,7 +60,7 @@ def check_collectives(rank: int, size: int, everywhere: bool) -> None:
         x, y = tensor(LARGE, rank), tensor(LARGE * size, -1)
         dist.all_gather_into_tensor(y, x)
         assert bool((y.view(size, -1) == torch.arange(size)[:, None]).all())
-        x.fill_(-1)  # it was ours again
+        x.fill_(-1)  # the memory was reused
         dist.reduce_scatter_tensor(x, y)
         assert bool((x == rank * size).all())
         dist.broadcast(y[:LARGE], size - 1)
@@ -113,7 +113,7 @@ def set_least_room(_rank: int) -> None:
     os.environ["CCL_SHARED_BYTES"] = "256M"
 
 
-def test_without_room_it_is_an_ordinary_tensor():
+def test_ordinary_tensor_when_memory_is_exhausted():
     script = "import torch_ccl; tensors = [torch_ccl.empty(64 << 20) for _ in range(3)]"
     process = start_script(script, CCL_SHARED_BYTES="256M")
     _, errors = process.communicate(timeout=60)
@@ -132,7 +132,7 @@ def test_the_backend_allocates():
     run_ranks(2, check_allocation_by_backend)
 
 
-# ---- training, with layers so large that their gradients are exchanged where they lie
+# ---- training, with layers large enough for zero-copy gradients
 
 
 def network() -> torch.nn.Module:
@@ -173,7 +173,7 @@ def allow_it(_rank: int) -> None:
     os.environ["DDP_DISABLE_COMM_MEM"] = "0"  # torch's own switch
 
 
-def test_ddp_puts_its_buckets_there():
+def test_ddp_buckets():
     run_ranks(2, check_ddp, prepare=allow_it)
 
 
@@ -193,5 +193,5 @@ def check_fsdp(rank: int, size: int) -> None:
     assert in_shared_memory(buffer) and backend.name() == "ccl"
 
 
-def test_fsdp2_takes_its_buffers_there():
+def test_fsdp2_buffers():
     run_ranks(2, check_fsdp)

@@ -1,7 +1,8 @@
-"""make compat DOCS=<directory>: the documents' scripts and command lines, as they stand there.
+"""make compat DOCS=<directory>: runs the scripts and command lines of documents, unchanged.
 
-Nothing of the documents is kept: what runs is cut out of them when this runs. documents.py says
-what is changed; here stands what there is, how it is started, and what it must print.
+The documents are no part of this repository: scripts are extracted from them at run time.
+tests/support/documents.py lists the changes to them; this file lists the scripts, how each is
+started and which check its output must pass.
 """
 
 import argparse
@@ -19,13 +20,12 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-sys.path += [
-    str(Path(__file__).parents[1] / name) for name in ("", "hosts", "launch", "package", "standin")
-]
-import checks
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import torch
-from composed import SCALING_PIECES, SPAWN_PIECES
-from documents import (
+from support import document_checks
+from support.commands import ROOT, shell
+from support.composed_scripts import SCALING_PIECES, SPAWN_PIECES
+from support.documents import (
     BATCH,
     DDP_LINE,
     DDP_ON_CPU,
@@ -47,29 +47,28 @@ from documents import (
     cut,
     variables,
 )
-from environments import INHERITED, make_environment
-from launching import (
+from support.launchers import (
     BOUND_S,
     INTEL_MPI,
+    LAUNCHERS,
     MPICH,
     OPEN_MPI,
-    WAYS,
     Finished,
-    Way,
+    Launcher,
     by_python,
     clean_environment,
     fixed_port,
     free_port,
     run_script,
 )
-from over_hosts import run_over_hosts, write_launchers
-from programs import ROOT, shell
-from slurm import cluster
+from support.mpi_hosts import run_over_hosts, write_launchers
+from support.python_environments import INHERITED, make_environment
+from support.slurm_cluster import cluster
 from torch_ccl.agent.cores import cores
 
 SCRIPTS_HERE = Path(__file__).parent / "scripts"
 
-# ---- scripts, which run in every way
+# ---- scripts, run with every launcher
 
 
 class Script(NamedTuple):
@@ -83,15 +82,15 @@ EXAMPLE = Source("001", ("import",), "example.py")
 PROFILING = Source("001", ("import",), "profiling.py")
 DDP = Source("002", ("DDP(model",), "`Example_DDP.py`")
 SCRIPTS = (
-    Script("demo.py", DEMO, checks.say_nothing),
-    Script("example.py", EXAMPLE, checks.say_place),
-    Script("profiling.py", PROFILING, checks.say_place_and_profile),
-    Script(TRAINING, Source("003", ("def sync_gradients",)), checks.say_same_weights),
-    Script(DDP_ON_CPU, DDP, checks.say_iterations),
-    Script(DDP_ON_DEVICE, DDP, checks.say_iterations),
+    Script("demo.py", DEMO, document_checks.print_nothing),
+    Script("example.py", EXAMPLE, document_checks.print_rank),
+    Script("profiling.py", PROFILING, document_checks.print_rank_and_profile),
+    Script(TRAINING, Source("003", ("def sync_gradients",)), document_checks.print_same_weights),
+    Script(DDP_ON_CPU, DDP, document_checks.print_iterations),
+    Script(DDP_ON_DEVICE, DDP, document_checks.print_iterations),
 )
 
-GO_ALONE = (DDP_ON_CPU,)  # they say what to do where there is no launcher
+GO_ALONE = (DDP_ON_CPU,)  # scripts that also run without a launcher
 ALONE = {"no launcher": by_python}
 
 
@@ -100,11 +99,11 @@ def run_scripts(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
         if only not in script.name:
             continue
         text = cut(script.name, script.source, docs)
-        for way, launch in {**WAYS, **(ALONE if script.name in GO_ALONE else {})}.items():
-            yield script.name, way, partial(run_in_way, script, text, launch)
+        for launcher, launch in {**LAUNCHERS, **(ALONE if script.name in GO_ALONE else {})}.items():
+            yield script.name, launcher, partial(run_with, script, text, launch)
 
 
-def run_in_way(script: Script, text: str, launch: Way) -> None:
+def run_with(script: Script, text: str, launch: Launcher) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / script.name.split()[0]
         path.write_text(text)
@@ -112,7 +111,7 @@ def run_in_way(script: Script, text: str, launch: Way) -> None:
             script.check(run_script(launch, path, port=fixed_port(text)), text)
 
 
-# ---- command lines, which run where their files are, on virtual hosts
+# ---- command lines, run on virtual hosts in the directory of their files
 
 
 class Line(NamedTuple):
@@ -121,22 +120,22 @@ class Line(NamedTuple):
     hosts: int
     script: str  # its first word is the name in the command
     script_source: Source
-    check: Callable[[checks.Ran], None]
+    check: Callable[[document_checks.Ran], None]
 
 
 ON_ONE_HOST = Source("000", ("-np 2", "ut_memory.py"))
 ON_TWO_HOSTS = Source("000", ("-f hostfile", "ut_memory.py"))
 LINES = (
-    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown),
-    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, checks.have_not_grown),
-    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, checks.have_not_grown),
+    Line(ONE_HOST, ON_ONE_HOST, 1, "ut_memory.py", DEMO, document_checks.have_not_grown),
+    Line(NO_PRELOAD, ON_ONE_HOST, 1, "ut_memory.py", DEMO, document_checks.have_not_grown),
+    Line(TWO_HOSTS, ON_TWO_HOSTS, 2, "ut_memory.py", DEMO, document_checks.have_not_grown),
     Line(
         EXAMPLE_LINE,
         Source("001", ("mpirun", "example.py")),
         1,
         "example.py",
         EXAMPLE,
-        checks.say_places,
+        document_checks.print_ranks,
     ),
     Line(
         PROFILING_LINE,
@@ -144,7 +143,7 @@ LINES = (
         1,
         "profiling.py",
         PROFILING,
-        checks.say_profiles,
+        document_checks.print_profiles,
     ),
     Line(
         "mpiexec of ptdist.py",
@@ -152,7 +151,7 @@ LINES = (
         2,
         "ptdist.py",
         Source("003", ("'ptdist.py'",)),
-        checks.says_same,
+        document_checks.print_shown_lines,
     ),
     Line(
         DDP_LINE,
@@ -160,7 +159,7 @@ LINES = (
         1,
         DDP_ON_DEVICE,
         DDP,
-        checks.say_labelled_iterations,
+        document_checks.print_labelled_iterations,
     ),
 )
 MPIS = {"MPICH": MPICH, "Intel MPI": INTEL_MPI}
@@ -182,10 +181,10 @@ def run_line(line: Line, block: str, text: str, mpiexec: str) -> None:
         f"export {name}={shlex.quote(value)}\n" for name, value in variables(line.script).items()
     )
     hosts, out, err = run_over_hosts(line.hosts, exports + commands(block), files, mpiexec)
-    line.check(checks.Ran(block, mpiexec, hosts, out, err))
+    line.check(document_checks.Ran(block, mpiexec, hosts, out, err))
 
 
-# ---- lines that install us, into an environment that has torch
+# ---- command lines that install torch_ccl into an environment with torch
 
 
 class Install(NamedTuple):
@@ -214,11 +213,11 @@ def run_install(line: str, setvars: str) -> None:
         dist = f"{directory}/dist"
         shell(f"make -C {ROOT} wheel DIST={dist}", env=INHERITED)
         environment.shell(line, cwd=ROOT, DIST=dist)
-        said = environment.shell(f"{setvars}\necho root: $CCL_ROOT")
-        assert f"root: {environment.site_packages / 'torch_ccl'}" in said.splitlines(), said
+        printed = environment.shell(f"{setvars}\necho root: $CCL_ROOT")
+        assert f"root: {environment.site_packages / 'torch_ccl'}" in printed.splitlines(), printed
 
 
-# ---- a batch script, written from its description, for a Slurm of two nodes
+# ---- a batch script that the document describes, on a Slurm cluster of two nodes
 
 
 def run_batch(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], None]]]:
@@ -227,7 +226,7 @@ def run_batch(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], No
 
 
 def submit(docs: Path) -> None:
-    """It has the launch line of the document, which also says how to submit it."""
+    """batch.sh contains the launch line of the document, which also shows how to submit it."""
     launch = cut("batch.sh", Source("004", ("MPI_FLAGS",)), docs)
     assert launch in (SCRIPTS_HERE / "batch.sh").read_text(), f"batch.sh lacks {launch!r}"
     line = cut("sbatch", Source("004", ("sbatch",)), docs).splitlines()[-1]
@@ -240,10 +239,10 @@ def submit(docs: Path) -> None:
         finished = slurm.run("bash", "-euc", line, cwd=directory, PATH=path, **variables(BATCH))
         assert finished.code == 0, finished
         (out,) = directory.glob("*.out")
-        checks.say_hosts(out.read_text().splitlines())
+        document_checks.print_hosts(out.read_text().splitlines())
 
 
-# ---- a program that starts its ranks itself
+# ---- a program that starts its own ranks
 
 URLS = ("env://", "tcp://127.0.0.1:{port}", "file://{directory}/store")
 
@@ -266,7 +265,7 @@ def spawn(text: str, url: str) -> None:
         words = [sys.executable, path, url.format(port=port, directory=directory), checkpoint]
         environment = clean_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         out = subprocess.check_output(words, env=environment, text=True, timeout=BOUND_S)
-        checks.have_seen_all_samples(out.splitlines(), torch.load(checkpoint))
+        document_checks.have_seen_all_samples(out.splitlines(), torch.load(checkpoint))
 
 
 # ---- training on all tiles of a card: two devices, or two shares of the cores
@@ -277,10 +276,10 @@ def run_scaling(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
         (SCALING_ON_CPU, "two cores", ["cpu", "cpu"]),
         (SCALING_ON_DEVICE, "two devices", ["standin:0", "standin:1"]),
     )
-    for name, way, devices in rows:
+    for name, title, devices in rows:
         if only in name:
             text = compose(name, "002", SCALING_PIECES, docs)
-            yield name, way, partial(scale, text, variables(name), devices)
+            yield name, title, partial(scale, text, variables(name), devices)
 
 
 def scale(text: str, environment: dict[str, str], devices: list[str]) -> None:
@@ -292,14 +291,14 @@ def scale(text: str, environment: dict[str, str], devices: list[str]) -> None:
         out = subprocess.check_output(
             words, env=clean_environment(**environment), text=True, timeout=BOUND_S
         )
-        checks.have_used_all_tiles(out.splitlines(), devices)
+        document_checks.have_used_all_tiles(out.splitlines(), devices)
 
 
 # ---- all of them
 
 
 def print_changes(name: str) -> None:
-    """Of a line, and of the script that it starts."""
+    """The changes to a command line and to the script that it starts."""
     for changed in (name, *(line.script for line in LINES if line.name == name)):
         for change in all_changes(changed):
             print(textwrap.indent(change, "    "))
@@ -322,13 +321,13 @@ def main() -> int:
     results, last = [], ""
     try:
         for kind in (run_scripts, run_lines, run_spawning, run_scaling, run_installs, run_batch):
-            for name, way, run in kind(given.docs, given.only):
+            for name, title, run in kind(given.docs, given.only):
                 if name != last:
                     print(name)
                     print_changes(name)
                     last = name
                 results.append(passes(run))
-                print(f"    {way:<20}{'passed' if results[-1] else 'FAILED'}", flush=True)
+                print(f"    {title:<20}{'passed' if results[-1] else 'FAILED'}", flush=True)
     except AssertionError as error:
         parser.error(str(error))
     print(f"{results.count(True)} passed, {results.count(False)} failed")

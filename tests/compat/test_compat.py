@@ -1,4 +1,4 @@
-"""Scripts that make the calls of the documents' scripts, started in the same ways."""
+"""Scripts with the same calls as the documents' scripts, started by the same launchers."""
 
 import itertools
 import json
@@ -11,23 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import checks
-import profile_table
 import pytest
-import standin_device
 import torch
-from checks import Ran, have_not_grown, have_settings, says_same
-from documents import END, Addition, Edit, Move, Source, blocks, changed, commands, find
-from launching import (
+from support import document_checks, profile_table, standin_device
+from support.document_checks import Ran, have_not_grown, have_settings, print_shown_lines
+from support.documents import END, Addition, Edit, Move, Source, blocks, changed, commands, find
+from support.launchers import (
     BOUND_S,
     HYDRA_LABEL,
     INTEL_MPI,
+    LAUNCHERS,
     MPICH,
     SIZE,
     SLURM_LABEL,
-    WAYS,
     Finished,
-    Way,
+    Launcher,
     by_labels,
     by_python,
     clean_environment,
@@ -36,29 +34,29 @@ from launching import (
     run_script,
     split_by_label,
 )
-from over_hosts import run_over_hosts
+from support.mpi_hosts import run_over_hosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-# ---- every script by every launcher
+# ---- every script with every launcher
 
 
-def says_place(ranks: list[Finished], directory: Path) -> None:
+def prints_rank_and_size(ranks: list[Finished], directory: Path) -> None:
     for rank, out, err in ranks:
-        place, gradient = out.splitlines()
-        # Each of two agents of torchrun stands for a host.
-        assert place in {f"{rank} of 2, locally {local}" for local in (rank, 0)}
+        ranks_line, gradient = out.splitlines()
+        # Each of two torchrun agents counts as one host.
+        assert ranks_line in {f"{rank} of 2, locally {local}" for local in (rank, 0)}
         assert gradient == str([[0.5] * 3] * 2)  # the mean of the inputs 0 and 1
         assert not err, err
 
 
 def has_trained(ranks: list[Finished], directory: Path) -> None:
-    """To what one process comes that has the data of all ranks."""
+    """The result is that of one process with the data of all ranks."""
     expected_losses, expected_weights = trained_alone(len(ranks))
-    said = [rank.out.splitlines() for rank in ranks]
-    assert len({weights for _, weights in said}) == 1, said
-    for (losses, weights), expected in zip(said, expected_losses, strict=True):
+    printed = [rank.out.splitlines() for rank in ranks]
+    assert len({weights for _, weights in printed}) == 1, printed
+    for (losses, weights), expected in zip(printed, expected_losses, strict=True):
         assert json.loads(losses.removeprefix("losses ")) == pytest.approx(expected, rel=1e-4)
         found = torch.cat([torch.tensor(w) for w in json.loads(weights.removeprefix("weights "))])
         torch.testing.assert_close(found, expected_weights)
@@ -106,7 +104,7 @@ def has_shared_gradients(ranks: list[Finished], directory: Path) -> None:
     assert len(outs) == 1, outs
     before, after = outs.pop().splitlines()
     assert before.startswith("before ") and after.startswith("after ")
-    assert before.split()[1] != after.split()[1], "nothing was learnt"
+    assert before.split()[1] != after.split()[1], "the weights did not change"
 
 
 def has_seen_all_samples(lines: list[str], directory: Path) -> None:
@@ -141,7 +139,7 @@ def with_devices() -> dict[str, str]:
 
 
 ROWS = {
-    "place": Row("place.py", says_place, ("{port}",)),
+    "rank and size": Row("print_rank.py", prints_rank_and_size, ("{port}",)),
     "train": Row("train.py", has_trained),
     "train on devices": Row("train.py", has_trained, ("standin",), with_devices),
     "profile": Row("profile_sums.py", shows_profile),
@@ -155,17 +153,17 @@ ROWS = {
         "epochs.py", has_run_epochs, ("{directory}", "--dist-url", "file://{directory}/store")
     ),
 }
-#: The others take part in `make test-all`.
+#: The other combinations run in `make test-all`.
 QUICK = {
     ("torchrun", "train"),
     ("by hand", "profile"),
-    ("MPICH", "place"),
-    ("Open MPI", "place"),
+    ("MPICH", "rank and size"),
+    ("Open MPI", "rank and size"),
     ("MPICH", "train on devices"),
 }
 
 
-#: Two tasks of one node, for some scripts meet at a loopback address; options of srun.
+#: Options of srun. Two tasks on one node, because some scripts use a loopback MASTER_ADDR.
 STEPS = {
     "srun": (),
     "srun --mpi=pmi2": ("--mpi=pmi2",),
@@ -173,15 +171,15 @@ STEPS = {
 }
 
 
-def by_srun(slurm, options: tuple[str, ...]) -> Way:
+def by_srun(slurm, options: tuple[str, ...]) -> Launcher:
     step = ["srun", "--label", "-N", "1", "-n", str(SIZE), *options, sys.executable]
     return by_labels(slurm.login.inside(step), SLURM_LABEL, **slurm.environment())
 
 
 def pairs():
-    for way, row in itertools.product((*WAYS, *STEPS), ROWS):
-        marks = [] if (way, row) in QUICK else [pytest.mark.slow]
-        yield pytest.param(way, row, marks=marks)
+    for launcher, row in itertools.product((*LAUNCHERS, *STEPS), ROWS):
+        marks = [] if (launcher, row) in QUICK else [pytest.mark.slow]
+        yield pytest.param(launcher, row, marks=marks)
 
 
 @pytest.mark.parametrize(("launcher", "script"), list(pairs()))
@@ -189,18 +187,18 @@ def test_script(launcher, script, tmp_path, launch_table, request, monkeypatch):
     launch_table(launcher, script)
     for name, value in ROWS[script].environment().items():
         monkeypatch.setenv(name, value)
-    if launcher in WAYS:
-        way = WAYS[launcher]
+    if launcher in LAUNCHERS:
+        launch = LAUNCHERS[launcher]
     else:
-        way = by_srun(request.getfixturevalue("slurm"), STEPS[launcher])
+        launch = by_srun(request.getfixturevalue("slurm"), STEPS[launcher])
     row, port = ROWS[script], free_port()
     arguments = [word.format(port=port, directory=tmp_path) for word in row.arguments]
-    ranks = run_script(way, SCRIPTS / row.script, *arguments, port=port)
+    ranks = run_script(launch, SCRIPTS / row.script, *arguments, port=port)
     row.check(ranks, tmp_path)
 
 
 def test_script_without_a_launcher(tmp_path):
-    """It says itself that it is rank 0 of 1."""
+    """The script sets itself to rank 0 of 1."""
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     script = tmp_path / "alone.py"
     lines = [f"os.environ[{name!r}] = {value!r}" for name, value in place.items()]
@@ -218,9 +216,9 @@ def test_spawn(tmp_path, launch_table):
     has_seen_all_samples(out.splitlines(), tmp_path)
 
 
-# ---- lines that name hosts
+# ---- command lines with host names
 
-#: Each rank on the core that Intel MPI would not choose by itself.
+#: Each rank on the other core than Intel MPI's default.
 HYDRA = r"""
 source ~/.local/env/setvars.sh
 {preload}
@@ -230,11 +228,11 @@ mpiexec.hydra {places} -l -genv I_MPI_PIN_DOMAIN=[0x2,0x1] \
               -genv OMP_NUM_THREADS=2 python -u train_in_lines.py
 """
 PRELOAD = 'export LD_PRELOAD="${CONDA_PREFIX}/lib/libiomp5.so"'
-#: Lines in one piece each: with `python -u`, labels of -l stand before each piece.
+#: One write per line: with `python -u`, -l puts a label before each write.
 IN_LINES = (
     "import sys\nprint = lambda *words: sys.stdout.write(' '.join(map(str, words)) + '\\n')\n"
 )
-SURROUNDINGS = "\nimport surroundings\nsurroundings.show()\n"
+SURROUNDINGS = "\nimport print_environment\nprint_environment.show()\n"
 
 with_and_without_preload = pytest.mark.parametrize(
     "preload", [PRELOAD, ""], ids=["libiomp5", "torch's OpenMP"]
@@ -243,14 +241,14 @@ by_two_mpis = pytest.mark.parametrize("mpiexec", [MPICH, INTEL_MPI], ids=["MPICH
 
 
 def train_by_hydra(count: int, places: str, preload: str, mpiexec: str) -> None:
-    """All ranks have the settings of the line, and have trained together."""
+    """All ranks have the settings of the command line, and trained together."""
     block = HYDRA.format(places=places, preload=preload)
     files = {"train_in_lines.py": IN_LINES + (SCRIPTS / "train.py").read_text() + SURROUNDINGS}
     hosts, out, err = run_over_hosts(count, block, files, mpiexec)
     found = [line for line in out if "{" in line]
     have_settings(Ran(block, mpiexec, hosts, found, err))
-    said = split_by_label("\n".join(line for line in out if line not in found), HYDRA_LABEL)
-    has_trained([Finished(r, said[str(r)], "") for r in range(len(found))], Path())
+    printed = split_by_label("\n".join(line for line in out if line not in found), HYDRA_LABEL)
+    has_trained([Finished(r, printed[str(r)], "") for r in range(len(found))], Path())
 
 
 @pytest.mark.slow
@@ -279,12 +277,12 @@ def test_hydra_with_names_of_hosts(mpiexec):
     assert sorted((r["rank"], r["host"]) for r in found) == [(0, "left"), (1, "right")]
 
 
-def test_a_launch_over_hosts_that_fails():
+def test_launch_on_unknown_host():
     with pytest.raises(AssertionError, match="there is no host third"):
         run_over_hosts(2, "timeout 3 mpiexec -n 2 -host h1,third true", {})
 
 
-# ---- cutting scripts out of documents
+# ---- extraction of scripts from documents
 
 DOCUMENT = """
 # Some document
@@ -311,7 +309,7 @@ Then there is this one:
 """  # noqa: W291, W293
 
 
-def test_cutting():
+def test_extraction():
     found = blocks(DOCUMENT)
     assert [block.kind for block in found] == ["python", "bash", "python"]
     assert find(Source("", title="first.py"), found) is found[0]
@@ -359,9 +357,9 @@ def test_commands():
     shown = find(Source("", ("-hosts", "a.py")), found).text
     assert commands(shown) == "mpiexec -n 2 -ppn 1 -hosts left,right python a.py\n"
     ran = Ran(shown, MPICH, ["left", "right"], ["two", "one"], "")
-    says_same(ran)
+    print_shown_lines(ran)
     with pytest.raises(AssertionError):
-        says_same(ran._replace(lines=["one"]))
+        print_shown_lines(ran._replace(lines=["one"]))
     block = find(Source("", ("-np",)), found).text
     assert commands(block) == block and block.startswith("export X=1\nmpiexec")
 
@@ -381,9 +379,9 @@ TORCHS_OPENMP = {"libiomp5": False, "blocktime_ms": None}
     ],
 )
 def test_settings(preload, mpiexec, openmp, cpus, monkeypatch):
-    """What two ranks on two cores may say, and what they may not."""
+    """Outputs of two ranks on two cores that must pass, and that must not."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(checks, "cores", list)
+    monkeypatch.setattr(document_checks, "cores", list)
     first, second = ({"rank": r, "cpus": cpus[r]} | PLACE | openmp for r in range(2))
 
     def ran(*ranks: dict, err: str = "") -> Ran:

@@ -36,7 +36,7 @@ void Blocks::add_memory(std::span<const std::size_t> block_bytes, std::size_t sk
                         const Allocate& allocate) {
   std::size_t offset = kGuardBytes + skew_bytes;
   for (const std::size_t bytes : block_bytes) {
-    places_.push_back({memory_.size(), offset, bytes});
+    locations_.push_back({memory_.size(), offset, bytes});
     offset += bytes;
   }
   const std::size_t bytes = offset + kGuardBytes;
@@ -46,7 +46,7 @@ void Blocks::add_memory(std::span<const std::size_t> block_bytes, std::size_t sk
   memory_.push_back({std::move(owner), all});
 }
 
-void Blocks::remember() {
+void Blocks::save() {
   before_.clear();
   for (const Memory& memory : memory_)
     before_.emplace_back(memory.bytes.begin(), memory.bytes.end());
@@ -60,8 +60,8 @@ bool Blocks::unchanged() const {
 }
 
 std::span<std::byte> Blocks::operator[](std::size_t block) {
-  const Place& place = places_.at(block);
-  return memory_[place.memory].bytes.subspan(place.offset, place.bytes);
+  const Location& location = locations_.at(block);
+  return memory_[location.memory].bytes.subspan(location.offset, location.bytes);
 }
 
 void Blocks::write(std::size_t block, const Bytes& content) {
@@ -73,12 +73,12 @@ bool Blocks::guards_intact() const {
     const std::span<const std::byte> all = memory_[m].bytes;
     std::size_t begin = all.size();
     std::size_t end = 0;
-    for (const Place& place : places_) {
-      if (place.memory != m) continue;
-      begin = std::min(begin, place.offset);
-      end = std::max(end, place.offset + place.bytes);
+    for (const Location& location : locations_) {
+      if (location.memory != m) continue;
+      begin = std::min(begin, location.offset);
+      end = std::max(end, location.offset + location.bytes);
     }
-    if (end == 0) end = begin;  // no block lives here
+    if (end == 0) end = begin;  // no block in this memory
     if (!is_untouched(all.first(begin)) || !is_untouched(all.subspan(end))) return false;
   }
   return true;

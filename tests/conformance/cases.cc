@@ -67,7 +67,7 @@ void add_others(int ranks, std::vector<Case>& kinds) {
   constexpr int kTimes = 6;
   for (int i = 0; i < kTimes; ++i) {
     kinds.push_back(kind_of(Op::barrier));
-    if (ranks == 1) continue;  // nobody to talk to
+    if (ranks == 1) continue;  // no peer
     for (int p = static_cast<int>(Pattern::ring); p <= static_cast<int>(Pattern::exchange); ++p) {
       kinds.push_back(kind_of(Op::send));
       kinds.back().pattern = static_cast<Pattern>(p);
@@ -97,7 +97,7 @@ std::size_t size_t_below(Random& random, std::size_t limit) {
 }
 
 std::size_t small_count(Random& random, std::size_t element, std::size_t ranks) {
-  const std::size_t line = 56 / element;  // what fits beside a flag in one cache line
+  const std::size_t line = 56 / element;  // fits into the flag's cache line
   const std::array choices = {
       std::size_t{0}, std::size_t{1},  std::size_t{2},  std::size_t{3},   std::size_t{5},
       std::size_t{7}, std::size_t{13}, std::size_t{31}, std::size_t{64},  std::size_t{65},
@@ -129,7 +129,7 @@ std::size_t count_around(Random& random, std::size_t limit, Op op, std::size_t r
   }
 }
 
-/// Where one of these changes its ways: a slot is full, or the part of a slot that each rank has.
+/// Sizes at which an algorithm's path changes: a slot is full, or each rank's part of it.
 std::vector<std::size_t> limits_of(const CaseRequest& request, Op op) {
   const std::size_t part_bytes = request.chunk_bytes / static_cast<std::size_t>(request.ranks);
   if (op == Op::send) return {request.eager_bytes, request.chunk_bytes};
@@ -142,7 +142,7 @@ std::vector<std::size_t> limits_of(const CaseRequest& request, Op op) {
   return limits;
 }
 
-/// Sizes around large limits take most of the time of a run, hence their small share.
+/// Sizes around large limits are rare, because they take most of the time of a run.
 std::size_t choose_count(Random& random, const CaseRequest& request, const Case& one) {
   const std::size_t element = element_bytes(one.dtype);
   const auto ranks = static_cast<std::size_t>(request.ranks);

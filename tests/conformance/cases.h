@@ -1,5 +1,5 @@
 // The list of cases: a pure function of (seed, ranks, cases, chunk bytes, operations), so every
-// rank builds the same list. Safe from any thread.
+// rank builds the same list. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace conformance {
 enum class Pattern {
   none,
   ring,        // to the next rank, from the previous one
-  tags,        // several tags to the next rank, received in the opposite order
+  tags,        // several tags to the next rank, received in reverse order
   fifo,        // several messages of one tag: must arrive in order
   any_source,  // all to the root, which receives from anyone
   exchange,    // all pairs at once, sends before receives
@@ -25,7 +25,7 @@ enum class Pattern {
 /// Which communicator a case uses.
 enum class Members {
   world,
-  halves,    // even and odd ranks apart
+  halves,    // one of the even ranks, one of the odd ranks
   reversed,  // all ranks in reverse order
   fresh,     // from a split() made for this case, with some ranks left out
 };
@@ -36,10 +36,10 @@ enum class Issue {
   mixed,  // sync on even ranks, async on odd ones
 };
 
-/// How the counts of a v-form differ from block to block.
+/// How the counts of a v-operation differ from block to block.
 enum class Spread { even, one_only, growing, random, alternating };
 
-/// What the data is made of.
+/// The kind of data.
 enum class Flavour {
   ordinary,  // mostly numbers of moderate size, a few special values
   special,   // mostly NaN, infinities, denormals, extremes
@@ -74,14 +74,14 @@ struct CaseRequest {
   int ranks = 2;
   std::size_t cases = 1000;
   std::size_t chunk_bytes = 262144;
-  std::size_t eager_bytes = 8192;        // where point-to-point changes its protocol
+  std::size_t eager_bytes = 8192;        // threshold between eager and rendezvous protocol
   std::vector<std::size_t> limit_bytes;  // further sizes to step around
   std::uint64_t large_one_in = 0;        // share of sizes around large limits; 0: few
   std::vector<std::string> operations;   // names; empty: all
 };
 
-/// Up to four ranks every (collective, dtype, reduction) comes in turn, each time with another
-/// count; beyond that they are drawn at random.
+/// Up to four ranks, every (collective, dtype, reduction) in turn, each time with another count;
+/// above, drawn at random.
 std::vector<Case> make_cases(const CaseRequest& request);
 
 bool is_reduction(tccl::Op op);

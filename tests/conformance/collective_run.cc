@@ -19,7 +19,7 @@ std::vector<std::size_t> in_bytes(const Case& one, std::vector<std::size_t> coun
   return counts;
 }
 
-/// Inputs and outputs are aligned to their elements and, as a rule, to nothing more.
+/// Inputs and outputs are aligned to their elements, usually to nothing more.
 std::size_t skew_bytes(const Case& one, std::uint64_t draw) {
   return element_bytes(one.dtype) * (draw % 5);
 }
@@ -48,8 +48,8 @@ CollectiveRun::CollectiveRun(std::uint64_t seed, const Case& one, Group group,
       output_(in_bytes(one, output_counts(seed, one, group_.size(), group_.rank())),
               has_scattered_output(one.op), skew_bytes(one, one.root_draw / 5), for_output) {
   write_inputs();
-  input_.remember();
-  output_.remember();
+  input_.save();
+  output_.save();
 }
 
 void CollectiveRun::write_inputs() {

@@ -1,4 +1,4 @@
-// One collective of the list on one rank: its buffers, the call, and the check of what came back.
+// One collective case on one rank: its buffers, the call, and the check of the result.
 // Not thread-safe.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace conformance {
 struct Group {
   std::shared_ptr<tccl::Communicator> communicator;
   std::vector<int> world_ranks;
-  std::vector<int> hosts{};  // of the ranks, if they are on several
+  std::vector<int> hosts{};  // by rank, if they are on several hosts
 
   [[nodiscard]] int size() const { return communicator->size(); }
   [[nodiscard]] int rank() const { return communicator->rank(); }
@@ -34,9 +34,9 @@ class CollectiveRun {
   /// Does nothing after run().
   void wait();
 
-  /// What is wrong with the result, if anything.
+  /// The first problem of the result, if any.
   [[nodiscard]] std::optional<std::string> check();
-  /// Of the output, to be compared between ranks.
+  /// Hash of the output, to be compared between ranks.
   [[nodiscard]] std::uint64_t output_hash();
   [[nodiscard]] const Case& description() const { return case_; }
   [[nodiscard]] const Group& group() const { return group_; }
@@ -56,7 +56,7 @@ class CollectiveRun {
   Group group_;
   Blocks input_;
   Blocks output_;
-  std::vector<tccl::ConstBlock> input_list_;  // what the spans of an Operation point to
+  std::vector<tccl::ConstBlock> input_list_;  // the Operation's spans refer to it
   std::vector<tccl::Block> output_list_;
   std::shared_ptr<tccl::Work> work_;
 };

@@ -4,7 +4,8 @@
 //   conformance --ranks 4 --cases 5120 --seed 1
 //   conformance --ranks 3 --cases 1000 --chunk-bytes 16 --set CCL_ALLREDUCE=two_shot
 //   conformance --ranks 4 --cases 5120 --seed 1 --only 17        one case of the list
-//   conformance --ranks 4 --cases 5120 --seed 1 --only 0:17      with all that came before it
+//   conformance --ranks 4 --cases 5120 --seed 1 --only 0:17      with all cases before it
+//   conformance --list-algorithms                                "one_host allreduce two_shot" ...
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,18 +16,19 @@
 #include <string>
 #include <vector>
 
-#include "board.h"
+#include "algorithms/registry.h"
 #include "cases.h"
 #include "groups.h"
 #include "launch.h"
 #include "options.h"
 #include "rank.h"
+#include "run_state.h"
 
 namespace conformance {
 
 namespace {
 
-/// A directory of the run's own, gone when the run is over.
+/// A temporary directory, removed at the end of the run.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
@@ -63,7 +65,7 @@ int count_disagreements(const Run& run) {
     if (!same_result_everywhere(one.op)) continue;
     for (const std::vector<int>& group : groups_of(request.seed, one, request.ranks)) {
       const auto differs = std::find_if(group.begin(), group.end(), [&](int rank) {
-        return run.board.hash(rank, one.index) != run.board.hash(group[0], one.index);
+        return run.state.hash(rank, one.index) != run.state.hash(group[0], one.index);
       });
       if (differs == group.end()) continue;
       if (++found > 3) continue;
@@ -75,6 +77,13 @@ int count_disagreements(const Run& run) {
   return found;
 }
 
+/// One line per row of the library's table, for tests that force each algorithm.
+void print_algorithms() {
+  for (const tccl::Algorithm& row : tccl::algorithms())
+    std::printf("%s %s %s\n", row.run_over_hosts != nullptr ? "several_hosts" : "one_host",
+                std::string(name_of(row.op)).c_str(), row.name);
+}
+
 void print_counts(const std::vector<Case>& cases) {
   std::map<std::string, int> counts;
   for (const Case& one : cases) ++counts[operation_name(one)];
@@ -84,28 +93,32 @@ void print_counts(const std::vector<Case>& cases) {
 std::uint64_t cases_finished(const Run& run) {
   std::uint64_t least = run.cases.size();
   for (int rank = 0; rank < run.options.request.ranks; ++rank) {
-    least = std::min(least, run.board.finished(rank));
+    least = std::min(least, run.state.finished(rank));
   }
   return least;
 }
 
 std::uint64_t failures(const Run& run) {
   std::uint64_t sum = 0;
-  for (int rank = 0; rank < run.options.request.ranks; ++rank) sum += run.board.failures(rank);
+  for (int rank = 0; rank < run.options.request.ranks; ++rank) sum += run.state.failures(rank);
   return sum;
 }
 
 int run_conformance(const Options& options) {
+  if (options.list_algorithms) {
+    print_algorithms();
+    return 0;
+  }
   for (const auto& [name, value] : options.settings) setenv(name.c_str(), value.c_str(), 1);
   const std::vector<Case> cases = chosen_cases(options);
   const TemporaryDirectory directory;
-  Board board(options.request.ranks, options.request.cases);
-  const Run run{options, cases, board, directory.path() + "/store"};
+  RunState state(options.request.ranks, options.request.cases);
+  const Run run{options, cases, state, directory.path() + "/store"};
 
   std::printf("conformance: P=%d cases=%zu seed=%llu ranks are %s\n", options.request.ranks,
               cases.size(), static_cast<unsigned long long>(options.request.seed),
               options.threads ? "threads" : "processes");
-  const Launch launch{options.request.ranks, options.watchdog_s, board,
+  const Launch launch{options.request.ranks, options.watchdog_s, state,
                       [&run](int rank) { run_rank(run, rank); }};
   const bool ended_well = options.threads ? run_as_threads(launch) : run_as_processes(launch);
 

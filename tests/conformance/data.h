@@ -1,5 +1,5 @@
-// The inputs: a pure function of (seed, case, rank, block), so that every rank can work out what
-// every other one passes. Safe from any thread.
+// The inputs: a pure function of (seed, case, rank, block), so that each rank can compute the
+// inputs of all others. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace conformance {
 
-/// Elements that the rank numbered `world_rank` in the world passes as its `block`-th block.
+/// Elements of input block `block` of a rank.
 Bytes make_block(std::uint64_t seed, const Case& one, int world_rank, int block, std::size_t count);
 
-/// Bytes of a message, whatever they mean.
+/// Payload of a point-to-point message.
 Bytes make_message(std::uint64_t seed, const Case& one, int sender, int receiver, int number,
                    std::size_t bytes);
 

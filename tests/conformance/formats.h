@@ -1,5 +1,5 @@
 // The floating-point formats of the library's element types, written from their definitions: a code
-// is sign, exponent, mantissa; its value is a sum of powers of two. Pure, safe from any thread.
+// is sign, exponent, mantissa; its value is a sum of powers of two. Pure functions, thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,7 @@ struct FloatFormat {
   [[nodiscard]] constexpr std::uint64_t one_mantissa() const {
     return std::uint64_t{1} << mantissa_bits;
   }
-  /// Codes of magnitudes are ordered as the magnitudes are, so the largest number has a largest
-  /// code.
+  /// Codes compare as their magnitudes do: this is the largest code of a finite number.
   [[nodiscard]] constexpr std::uint64_t largest_finite() const {
     switch (specials) {
       case Specials::ieee:
@@ -43,7 +42,7 @@ struct FloatFormat {
   [[nodiscard]] constexpr std::uint64_t nan_code() const {
     return specials == Specials::fnuz ? sign_bit() : magnitude_mask();
   }
-  /// What a number too large becomes, and infinity too: torch's conversions do the same.
+  /// Code of infinity and of numbers that are too large, as in torch's conversions.
   [[nodiscard]] constexpr std::uint64_t overflow_code() const {
     switch (specials) {
       case Specials::ieee:

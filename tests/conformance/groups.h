@@ -1,5 +1,5 @@
-// The sub-communicators of a run: who belongs to which, worked out apart from the library, and
-// what split() makes of it. Not thread-safe.
+// The sub-communicators of a run: their expected members, computed without the library, and the
+// communicators that split() returns. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace conformance {
 
-/// World ranks of every group that takes part in the case, each in the order of its own ranks.
+/// World ranks of every group of the case, each in the order of the group's ranks.
 std::vector<std::vector<int>> groups_of(std::uint64_t seed, const Case& one, int world_size);
 
 class Groups {

@@ -22,13 +22,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kPollInterval = std::chrono::milliseconds(5);
 
-/// Notices when nothing has moved for too long.
+/// Expires if no rank makes progress.
 class Watchdog {
  public:
   explicit Watchdog(const Launch& launch) : launch_(launch) {}
 
   [[nodiscard]] bool has_expired() {
-    const std::uint64_t progress = launch_.board.progress();
+    const std::uint64_t progress = launch_.state.progress();
     if (progress != last_progress_) {
       last_progress_ = progress;
       last_change_ = Clock::now();
@@ -39,7 +39,7 @@ class Watchdog {
   void report() const {
     std::string text = "FAILED no progress for " + std::to_string(launch_.watchdog_s) + " s; in:";
     for (int rank = 0; rank < launch_.ranks; ++rank) {
-      const std::uint64_t begun = launch_.board.begun(rank);
+      const std::uint64_t begun = launch_.state.begun(rank);
       text += " rank " + std::to_string(rank) + " ";
       text += begun == 0 ? "start-up;" : "case " + std::to_string(begun - 1) + ";";
     }
@@ -59,28 +59,28 @@ struct Child {
   bool running = true;
 };
 
-[[noreturn]] void be_child(const Launch& launch, int rank, pid_t parent) {
+[[noreturn]] void run_child(const Launch& launch, int rank, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
   launch.body(rank);
-  // As from a program's main(): static destructors are part of what is tested.
-  std::exit(launch.board.failures(rank) == 0 ? 0 : 1);
+  // exit() like main(): static destructors are tested, too.
+  std::exit(launch.state.failures(rank) == 0 ? 0 : 1);
 }
 
 Child start_child(const Launch& launch, int rank) {
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) throw std::runtime_error("fork: " + std::string(std::strerror(errno)));
-  if (pid == 0) be_child(launch, rank, parent);
+  if (pid == 0) run_child(launch, rank, parent);
   return {rank, pid};
 }
 
-std::string how_it_ended(int status) {
+std::string exit_description(int status) {
   if (WIFSIGNALED(status)) return "killed by signal " + std::to_string(WTERMSIG(status));
   return "exit code " + std::to_string(WEXITSTATUS(status));
 }
 
-/// Collects those that have ended. False if one of them failed.
+/// Reaps exited children. Returns false if one of them failed.
 bool reap(std::vector<Child>& children) {
   bool good = true;
   for (Child& child : children) {
@@ -89,7 +89,7 @@ bool reap(std::vector<Child>& children) {
     child.running = false;
     if (status == 0) continue;
     good = false;
-    std::printf("rank %d ended with %s\n", child.rank, how_it_ended(status).c_str());
+    std::printf("rank %d ended with %s\n", child.rank, exit_description(status).c_str());
     std::fflush(stdout);
   }
   return good;

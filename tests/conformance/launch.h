@@ -1,23 +1,25 @@
-// Ranks as processes or as threads, and the watchdog over them.
+// Starts the ranks as processes or as threads, with a watchdog.
 #pragma once
 
 #include <functional>
 
-#include "board.h"
+#include "run_state.h"
 
 namespace conformance {
 
 struct Launch {
   int ranks;
   int watchdog_s;
-  const Board& board;
+  const RunState& state;
   std::function<void(int rank)> body;
 };
 
-/// Forks one process per rank and waits for all. False if one crashed or the watchdog ended them.
+/// Forks one process per rank and waits for all. Returns false if one failed or at the watchdog's
+/// timeout.
 bool run_as_processes(const Launch& launch);
 
-/// One thread per rank. Threads cannot be killed: without progress the whole process ends.
+/// One thread per rank. At the watchdog's timeout the process exits, because threads cannot be
+/// killed.
 bool run_as_threads(const Launch& launch);
 
 }  // namespace conformance

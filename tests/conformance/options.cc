@@ -74,11 +74,11 @@ constexpr std::array kRows = {
         [](Options& o, const std::string& text) { o.request.seed = number(text); }},
     Row{"--ops", "A,B", "only these operations: allreduce, ..., barrier, p2p, p2p:ring",
         [](Options& o, const std::string& text) { o.request.operations = split_at_commas(text); }},
-    Row{"--chunk-bytes", "B", "CCL_CHUNK_BYTES; counts step around it", set_chunk},
-    Row{"--eager-bytes", "B", "CCL_EAGER_BYTES; message sizes step around it", set_eager},
-    Row{"--limit-bytes", "B", "a further size to step around; may be repeated",
+    Row{"--chunk-bytes", "B", "CCL_CHUNK_BYTES; counts vary around it", set_chunk},
+    Row{"--eager-bytes", "B", "CCL_EAGER_BYTES; message sizes vary around it", set_eager},
+    Row{"--limit-bytes", "B", "another size around which counts vary; may be repeated",
         [](Options& o, const std::string& text) { o.request.limit_bytes.push_back(number(text)); }},
-    Row{"--large-one-in", "N", "share of the sizes around large limits",
+    Row{"--large-one-in", "N", "one in N sizes is around a large limit",
         [](Options& o, const std::string& text) { o.request.large_one_in = number(text); }},
     Row{"--set", "NAME=VALUE", "any setting of the library; may be repeated", add_setting},
     Row{"--only", "I or I:J", "run only these cases of the list", set_range},
@@ -86,14 +86,16 @@ constexpr std::array kRows = {
         [](Options& o, const std::string& text) {
           o.first_sequence = static_cast<std::uint32_t>(number(text));
         }},
-    Row{"--watchdog", "SECONDS", "without progress before the run is given up",
+    Row{"--watchdog", "SECONDS", "the run fails after this time without progress",
         [](Options& o, const std::string& text) { o.watchdog_s = static_cast<int>(number(text)); }},
+    Row{"--list-algorithms", "", "print the table of algorithms: scope, operation, name",
+        [](Options& o, const std::string&) { o.list_algorithms = true; }},
     Row{"--threads", "", "ranks are threads of one process",
         [](Options& o, const std::string&) { o.threads = true; }},
     Row{"--namespaces", "A,B", "hosts: files of network namespaces, such as /run/netns/a",
         [](Options& o, const std::string& text) { o.namespaces = split_at_commas(text); }},
     Row{"--host-of", "H,H", "which of the namespaces each rank is in, from 0", set_layout},
-    Row{"--shared", "", "buffers that other ranks can reach: all in every other case, else some",
+    Row{"--shared", "", "allocate buffers by Context::allocate: all in every other case, else some",
         [](Options& o, const std::string&) { o.shared = true; }},
 };
 
@@ -122,7 +124,7 @@ Options parse_options(int argc, char** argv) {
     throw std::invalid_argument("--host-of names one host for each rank, which is a process");
   for (const int host : options.host_of)
     if (static_cast<std::size_t>(host) >= options.namespaces.size())
-      throw std::invalid_argument("--host-of names a host that --namespaces has not");
+      throw std::invalid_argument("--host-of names a host that is not in --namespaces");
   return options;
 }
 

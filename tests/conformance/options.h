@@ -13,6 +13,7 @@ namespace conformance {
 
 struct Options {
   CaseRequest request;
+  bool list_algorithms = false;  // print the library's table of algorithms instead of running
   bool threads = false;
   bool shared = false;      // buffers come from Context::allocate, in half of the cases all of them
   std::uint64_t first = 0;  // cases that are run: [first, last]

@@ -16,7 +16,7 @@ namespace {
 constexpr int kMessages = 3;  // per pair, where a pattern sends several
 constexpr std::uint64_t kTagsPerCase = 8;
 
-/// The traffic of one rank in one case: everything started so far, with its buffers.
+/// The messages of one rank in one case, with their buffers.
 class Traffic {
  public:
   Traffic(std::uint64_t seed, const Case& one, const Group& group)
@@ -59,8 +59,8 @@ class Traffic {
     int from;
   };
 
-  /// Later messages of a pair are longer, so that a swap of two shows in the sizes too. Messages
-  /// to anyone are all of one size, for nobody knows which will match.
+  /// Later messages of a pair are longer, so that swapped messages also differ in size. Messages
+  /// for any-source receives all have one size, because any of them may match.
   [[nodiscard]] std::size_t message_bytes(int number) const {
     const bool varies = case_.pattern == Pattern::tags || case_.pattern == Pattern::fifo;
     return case_.count + (varies ? static_cast<std::size_t>(number) : 0);
@@ -75,13 +75,13 @@ class Traffic {
   std::shared_ptr<Outgoing> add_outgoing(int to, int number) {
     auto message = std::make_shared<Outgoing>(number, message_bytes(number));
     message->buffer.write(0, content(rank(), to, number));
-    message->buffer.remember();
+    message->buffer.save();
     return outgoing_.emplace_back(std::move(message));
   }
   std::shared_ptr<Incoming> add_incoming(int from, int number) {
     return incoming_.emplace_back(std::make_shared<Incoming>(from, number, message_bytes(number)));
   }
-  /// After an error some messages are still open; their buffers must outlive this object.
+  /// After an error, messages may be in flight: their buffers must outlive this object.
   static tccl::Communicator::CallOptions keeping(std::shared_ptr<const void> message) {
     tccl::Communicator::CallOptions options;
     options.keepalive = std::move(message);
@@ -142,7 +142,7 @@ std::optional<std::string> Traffic::check(Incoming& message) {
          std::to_string(message.buffer[0].size());
 }
 
-/// A blocking ring works as long as one rank receives first.
+/// A blocking ring does not deadlock if one rank receives first.
 void ring(Traffic& traffic) {
   if (traffic.is_async()) {
     traffic.start_recv(traffic.previous(), 0, 0);
@@ -180,7 +180,7 @@ void fifo(Traffic& traffic) {
   }
 }
 
-/// Two messages from each, so that the order within a source shows.
+/// Two messages per source, to check the order within a source.
 void any_source(Traffic& traffic) {
   constexpr int kEach = 2;
   if (traffic.rank() == traffic.root()) {

@@ -1,4 +1,5 @@
-// Tagged send and recv: the patterns of traffic and the check of every message. Not thread-safe.
+// Point-to-point cases: patterns of tagged sends and receives, with a check of every message.
+// Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace conformance {
 
-/// Runs the case's pattern to its end. Says what is wrong, if anything.
+/// Runs the case's pattern. Returns the first problem, if any.
 std::optional<std::string> run_pattern(std::uint64_t seed, const Case& one, const Group& group);
 
 }  // namespace conformance

@@ -1,5 +1,5 @@
-// A small deterministic generator (splitmix64): the same numbers from the same key everywhere, so
-// that every rank can work out what every other rank holds.
+// A deterministic random generator (splitmix64): the same key gives the same numbers on every rank,
+// so that each rank can compute the inputs of all others.
 #pragma once
 
 #include <cstdint>

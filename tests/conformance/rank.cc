@@ -22,16 +22,16 @@ namespace conformance {
 
 namespace {
 
-constexpr std::size_t kMaxPending = 4;  // asynchronous operations that are open at once
-constexpr std::uint64_t kMaxLines = 3;  // of failures, from one rank
+constexpr std::size_t kMaxPending = 4;  // asynchronous operations in flight
+constexpr std::uint64_t kMaxLines = 3;  // failures printed per rank
 
-/// One system call, so that lines of several ranks do not mix.
+/// One system call, so that lines of several ranks do not interleave.
 void print_line(const std::string& text) {
   const std::string line = text + "\n";
   if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) ::_exit(2);
 }
 
-/// The library's tables must say what the reference says.
+/// The library's tables must match the reference.
 void check_tables() {
   for (int d = 0; d < tccl::kDTypeCount; ++d) {
     const auto dtype = static_cast<tccl::DType>(d);
@@ -48,7 +48,7 @@ void check_tables() {
   }
 }
 
-bool is_refused(tccl::Communicator& world, tccl::DType dtype, tccl::ReduceOp op) {
+bool is_rejected(tccl::Communicator& world, tccl::DType dtype, tccl::ReduceOp op) {
   std::byte in[tccl::kMaxElementBytes] = {};
   std::byte out[tccl::kMaxElementBytes] = {};
   try {
@@ -59,20 +59,22 @@ bool is_refused(tccl::Communicator& world, tccl::DType dtype, tccl::ReduceOp op)
   return false;
 }
 
-/// What has no meaning is refused on the spot and does the group no harm.
-void check_refusals(tccl::Communicator& world) {
+/// Unsupported reductions are rejected at the call, use no sequence number and leave the group
+/// usable.
+void check_rejections(tccl::Communicator& world) {
   const std::uint32_t before = world.next_sequence();
   for (int d = 0; d < tccl::kDTypeCount; ++d) {
     for (int r = 0; r < tccl::kReduceOpCount; ++r) {
       const auto dtype = static_cast<tccl::DType>(d);
       const auto op = static_cast<tccl::ReduceOp>(r);
-      if (!reference_supports(dtype, op) && !is_refused(world, dtype, op)) {
+      if (!reference_supports(dtype, op) && !is_rejected(world, dtype, op)) {
         throw std::logic_error("allreduce of " + std::string(name_of(dtype)) + " with " +
-                               std::string(name_of(op)) + " was not refused");
+                               std::string(name_of(op)) + " was not rejected");
       }
     }
   }
-  if (world.next_sequence() != before) throw std::logic_error("refused calls took a number");
+  if (world.next_sequence() != before)
+    throw std::logic_error("rejected calls used a sequence number");
   world.run(tccl::barrier());
 }
 
@@ -85,7 +87,7 @@ void enter_host(const Options& options, int rank) {
 class Rank {
  public:
   Rank(const Run& run, int rank) : run_(run), rank_(rank) {}
-  /// After an error operations may still be open: they must end before their buffers do.
+  /// After an error, operations may be in flight: close() ends them before their buffers are freed.
   ~Rank() {
     if (context_) context_->close();
   }
@@ -116,7 +118,7 @@ class Rank {
   std::deque<std::unique_ptr<CollectiveRun>> pending_;
 };
 
-std::string place_in(const Group& group, const Case& one) {
+std::string rank_text(const Group& group, const Case& one) {
   std::string text = "rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size());
   if (is_rooted(one.op) || one.pattern == Pattern::any_source) {
     text += " root=" + std::to_string(one.root(group.size()));
@@ -129,7 +131,7 @@ void Rank::create() {
   store_ = tccl::file_store(run_.store_directory);
   tccl::Communicator::Options options;
   options.first_sequence = run_.options.first_sequence;
-  // The library's own error says more than the watchdog, so it should come first.
+  // Below the watchdog's timeout, because the library's error says more.
   options.timeout = std::chrono::seconds(run_.options.watchdog_s) * 3 / 4;
   world_ = tccl::Communicator::create(context_, *store_, rank_, run_.options.request.ranks,
                                       std::move(options));
@@ -145,20 +147,20 @@ void Rank::run_all() {
     run_case(one);
   }
   while (!pending_.empty()) finish_oldest();
-  check_refusals(*world_);
+  check_rejections(*world_);
   groups_->close();
 }
 
 void Rank::run_case(const Case& one) {
-  run_.board.begin(rank_, one.index);
+  run_.state.begin(rank_, one.index);
   std::optional<Group> group = groups_->group_for(one);
   if (!group) {
-    run_.board.count_finished(rank_);
+    run_.state.count_finished(rank_);
   } else if (one.pattern == Pattern::none) {
     run_collective(one, std::move(*group));
   } else {
     if (auto problem = run_pattern(seed(), one, *group)) {
-      report(one, place_in(*group, one), *problem);
+      report(one, rank_text(*group, one), *problem);
     }
     leave(one, *group);
   }
@@ -197,31 +199,31 @@ void Rank::finish_oldest() {
 
 void Rank::check(CollectiveRun& collective) {
   const Case& one = collective.description();
-  if (auto problem = collective.check()) report(one, place_in(collective.group(), one), *problem);
+  if (auto problem = collective.check()) report(one, rank_text(collective.group(), one), *problem);
   if (one.op == tccl::Op::barrier) check_barrier(one, collective.group());
   if (same_result_everywhere(one.op)) {
-    run_.board.set_hash(rank_, one.index, collective.output_hash());
+    run_.state.set_hash(rank_, one.index, collective.output_hash());
   }
   leave(one, collective.group());
 }
 
 void Rank::check_barrier(const Case& one, const Group& group) {
   for (const int member : group.world_ranks) {
-    if (run_.board.begun(member) <= one.index) {
-      report(one, place_in(group, one),
-             "left before world rank " + std::to_string(member) + " came");
+    if (run_.state.begun(member) <= one.index) {
+      report(one, rank_text(group, one),
+             "left the barrier before world rank " + std::to_string(member) + " entered");
     }
   }
 }
 
 void Rank::leave(const Case& one, const Group& group) {
   if (one.members == Members::fresh) group.communicator->close();
-  run_.board.count_finished(rank_);
+  run_.state.count_finished(rank_);
 }
 
 void Rank::report(const Case& one, const std::string& who, const std::string& problem) {
-  run_.board.count_failure(rank_);
-  if (run_.board.failures(rank_) > kMaxLines) return;
+  run_.state.count_failure(rank_);
+  if (run_.state.failures(rank_) > kMaxLines) return;
   print_line(failure_line(run_, one, who, problem));
 }
 

@@ -1,27 +1,28 @@
-// One rank of a run: creates its context and communicators, runs its part of every case, checks.
+// One rank of a run: creates its context and communicators, runs its part of every case, checks the
+// results.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "board.h"
 #include "cases.h"
 #include "options.h"
+#include "run_state.h"
 
 namespace conformance {
 
-/// What all ranks of a run are given.
+/// Arguments common to all ranks.
 struct Run {
   const Options& options;
   const std::vector<Case>& cases;
-  Board& board;
+  RunState& state;
   std::string store_directory;
 };
 
-/// Prints one line per failure and counts it on the board. Never throws.
+/// Prints one line per failure and counts it in RunState. Never throws.
 void run_rank(const Run& run, int rank) noexcept;
 
-/// The part of a failure's line that says which case it was and how to run it again.
+/// One line: the case, the problem, and the command that repeats it.
 std::string failure_line(const Run& run, const Case& one, const std::string& who,
                          const std::string& problem);
 

@@ -1,5 +1,5 @@
-// What each collective must produce, as plain loops over the inputs of all ranks. Shares no code
-// with the library: only its enumerations. Pure, safe from any thread.
+// Reference implementation of the collectives: plain loops over the inputs of all ranks. Shares
+// only enumerations with the library. Pure functions, thread-safe.
 //
 //   Scenario s{.op = Op::allreduce, .dtype = DType::float16, .reduction = ReduceOp::sum, .size =
 //   4}; s.input = [&](int rank, int) { return bytes_of(rank); }; assert(out == expected_outputs(s,
@@ -19,8 +19,8 @@ namespace conformance {
 
 using Bytes = std::vector<std::byte>;
 
-/// One collective: what it is and what every rank brings. An input is a list of blocks: one per
-/// destination for scatter, reduce_scatter and alltoall, else a single one.
+/// One collective and the inputs of all ranks. An input is a list of blocks: one per destination
+/// for scatter, reduce_scatter and alltoall, otherwise one.
 struct Scenario {
   tccl::Op op = tccl::Op::barrier;
   tccl::DType dtype = tccl::DType::uint8;
@@ -32,12 +32,11 @@ struct Scenario {
   std::function<Bytes(int rank, int block)> input;
 };
 
-/// The blocks that `rank` must find in its output; none where nothing may be written.
+/// The expected output blocks of `rank`; empty if the rank gets no output.
 std::vector<Bytes> expected_outputs(const Scenario& scenario, int rank);
 
-/// Inputs combined element by element in rank order. ConnectionClosed several hosts first on each
-/// of them, rounded to the type of the elements (8-bit floats to float32), then in the order of
-/// hosts.
+/// Inputs reduced element by element in rank order. Over several hosts: first on each host, rounded
+/// to the element type (8-bit floats: to float32), then over hosts in host order.
 Bytes reduced(const Scenario& scenario, std::span<const Bytes> inputs);
 
 bool reference_supports(tccl::DType dtype, tccl::ReduceOp op);

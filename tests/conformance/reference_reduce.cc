@@ -66,7 +66,7 @@ void store_real(const FloatFormat& format, std::byte* to, T value) {
              static_cast<std::size_t>(format.bits) / 8);
 }
 
-/// One element's view of all ranks: where it lies and what it is multiplied by.
+/// One element of all ranks: its address and its factor.
 struct Column {
   const Scenario& scenario;
   std::span<const Bytes> inputs;
@@ -224,7 +224,7 @@ Bytes reduced_by(const Scenario& scenario, std::span<const Bytes> inputs) {
   return result;
 }
 
-/// Of 8-bit floats to float32, or back.
+/// Converts 8-bit floats to float32, or back.
 Bytes converted(std::span<const std::byte> from, DType dtype, bool widen) {
   const FloatFormat& format = *float_format(dtype);
   Bytes to(widen ? from.size() * sizeof(float) : from.size() / sizeof(float));

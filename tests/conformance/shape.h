@@ -1,5 +1,4 @@
-// How many blocks of how many elements each rank passes to and gets from an operation.
-// Pure, safe from any thread.
+// Number and sizes of the blocks of each rank's input and output. Pure functions, thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +9,9 @@
 
 namespace conformance {
 
-/// Elements of each block that `rank` passes; none where it passes nothing.
+/// Elements of each input block of `rank`; empty if it has no input.
 std::vector<std::size_t> input_counts(std::uint64_t seed, const Case& one, int size, int rank);
-/// Elements of each block that `rank` has room for; none where its output is not used.
+/// Elements of each output block of `rank`; empty if it has no output.
 std::vector<std::size_t> output_counts(std::uint64_t seed, const Case& one, int size, int rank);
 
 bool has_scattered_input(tccl::Op op);

@@ -1,74 +1,69 @@
-"""The library against the reference: every collective, dtype and reduction over real ranks."""
+"""The library against the reference: every collective, dtype and reduction, ranks as processes."""
 
-import functools
 import re
 
 import pytest
-from programs import BUILD_DIR, run
+from support.algorithms import ONE_HOST, alternatives, forced
+from support.commands import BUILD_DIR, run
 
 SEED = 1
 # Cases per number of ranks with default settings. Up to four ranks every combination of collective,
-# dtype and reduction comes several times, beyond that they are drawn.
+# dtype and reduction occurs several times; above, combinations are drawn at random.
 CASES = {1: 2100, 2: 5120, 3: 5120, 4: 5120, 5: 2500, 6: 2500, 7: 2000, 8: 2000, 9: 2000}
 REQUIRED_CASES = 20_000
-# Where the default choice of algorithm changes.
+# Sizes around which the default choice of algorithm changes.
 LIMITS = ["--limit-bytes", 65536]
 TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
-# Operations with more than one row in the table of algorithms.
-FORCED = [
-    ("allreduce", "CCL_ALLREDUCE=one_shot"),
-    ("allreduce", "CCL_ALLREDUCE=two_shot"),
-    ("reduce", "CCL_REDUCE=one_shot"),
-    ("reduce", "CCL_REDUCE=two_shot"),
-]
+PROGRAM = BUILD_DIR / "tests/conformance"
+# (operation, algorithm) of operations with more than one row in the table of algorithms.
+FORCED = alternatives(PROGRAM, ONE_HOST)
 
 
-def conformance(ranks: int, cases: int, *options) -> int:
-    """Runs the program and returns the number of cases that passed."""
+def conformance(ranks: int, cases: int, *options) -> None:
+    """Runs the program; every case must have run and passed."""
     command = ["--ranks", ranks, "--cases", cases, "--seed", SEED, *options]
-    finished = run([BUILD_DIR / "tests/conformance", *command])
+    finished = run([PROGRAM, *command])
     print(finished.output)
     closing = re.search(r"^conformance: P=\d+ cases=(\d+) failed=(\d+)", finished.output, re.M)
     assert finished.returncode == 0, finished.output[-4000:]
     assert closing, "no closing line"
     assert int(closing[2]) == 0
     assert int(closing[1]) == cases
-    return cases
-
-
-@functools.cache
-def default_run(ranks: int) -> int:
-    return conformance(ranks, CASES[ranks], *LIMITS)
 
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_default_settings(ranks):
-    default_run(ranks)
+    conformance(ranks, CASES[ranks], *LIMITS)
+
+
+def test_enough_cases():
+    """Each test_default_settings fails unless all of its cases ran."""
+    assert sum(CASES.values()) >= REQUIRED_CASES
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 9])
-def test_slots_of_16_bytes(ranks):
+def test_chunks_of_16_bytes(ranks):
     conformance(ranks, 3000 if ranks <= 4 else 1000, *TINY)
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
-@pytest.mark.parametrize(("operation", "setting"), FORCED)
+@pytest.mark.parametrize(("operation", "algorithm"), FORCED)
 @pytest.mark.parametrize("sizes", [LIMITS, TINY], ids=["default", "tiny"])
-def test_forced_algorithm(ranks, operation, setting, sizes):
-    conformance(ranks, 400, "--ops", operation, "--set", setting, *sizes)
+def test_forced_algorithm(ranks, operation, algorithm, sizes):
+    conformance(ranks, 400, *forced(operation, algorithm), *sizes)
 
 
-# Above the sizes from which memory that can be reached is used where it lies.
+# Sizes above the threshold of zero copy.
 SHARED = ["--shared", "--large-one-in", 2, "--limit-bytes", 300_000, "--limit-bytes", 700_000]
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, 800), (3, 600), (5, 300)])
-def test_memory_that_ranks_share(ranks, cases):
+def test_shared_memory(ranks, cases):
     conformance(ranks, cases, *SHARED)
 
 
 @pytest.mark.parametrize("chunk", [16, 1000, 100_001], ids=["tiny", "small", "odd"])
-def test_shared_memory_and_awkward_slots(chunk):
+def test_shared_memory_with_odd_chunk_sizes(chunk):
     conformance(3, 100, *SHARED, "--chunk-bytes", chunk)
 
 
@@ -91,14 +86,7 @@ def test_ranks_as_threads(ranks, sizes):
 
 @pytest.mark.tsan
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize(("operation", "setting"), FORCED)
-def test_forced_algorithm_with_ranks_as_threads(ranks, operation, setting):
+@pytest.mark.parametrize(("operation", "algorithm"), FORCED)
+def test_forced_algorithm_with_ranks_as_threads(ranks, operation, algorithm):
     sizes = ["--chunk-bytes", 64]
-    conformance(ranks, 150, "--threads", "--ops", operation, "--set", setting, *sizes)
-
-
-@pytest.mark.timeout(900)  # runs again what was not selected
-def test_enough_cases():
-    total = sum(default_run(ranks) for ranks in CASES)
-    print(f"conformance cases with default settings: {total}, seed {SEED}")
-    assert total >= REQUIRED_CASES
+    conformance(ranks, 150, "--threads", *forced(operation, algorithm), *sizes)

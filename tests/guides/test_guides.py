@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from documents import Block, blocks
-from launching import BOUND_S, INTEL_MPI, MPICH, OPEN_MPI, clean_environment
-from over_hosts import run_over_hosts, write_launchers
-from programs import ROOT
-from virtual import virtual_hosts
+from support.commands import ROOT
+from support.documents import Block, blocks
+from support.launchers import BOUND_S, INTEL_MPI, MPICH, OPEN_MPI, clean_environment
+from support.mpi_hosts import run_over_hosts, write_launchers
+from support.virtual_hosts import virtual_hosts
 
 GUIDES = ROOT / "docs/guides"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -107,7 +107,8 @@ def test_from_gloo(tmp_path):
     out = run_here(read("from-gloo.md"), tmp_path)
     said = re.findall(r"rank \d: 1", "\n".join(out))
     assert sorted(said) == ["rank 0: 1", "rank 1: 1"]  # torchrun mixes lines and their ends
-    assert len(lines_about("all_reduce", out)) == 2, "a row for each size"
+    assert len(lines_about("^all_reduce, float32, 2 ranks", out)) == 1, "the title of the table"
+    assert len(lines_about(r"^│ +(8 B|1 MiB) +│", out)) == 2, "a row for each size"
 
 
 def test_containers(tmp_path):

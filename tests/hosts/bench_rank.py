@@ -1,7 +1,7 @@
-"""A rank of bench.py: answers the requests that come through the pipe it is given.
+"""A rank of bench.py: answers the requests that it receives on a pipe, until it receives None.
 
-python bench_rank.py <descriptor> time gloo,ccl    a request is (Case, backend)
-python bench_rank.py <descriptor> start ccl        a request is None: when did the first sum end?
+python bench_rank.py <descriptor> time gloo,ccl    request: (Case, backend); reply: seconds
+python bench_rank.py <descriptor> start ccl        request: "start"; reply: see StartHandler
 """
 
 import faulthandler
@@ -9,35 +9,44 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
 import torch_ccl  # noqa: F401
-from torch_ccl.cli.operations import OPERATIONS, Numbers, Setting, Steps, value
-from torch_ccl.cli.processes import BOUND_S, Failure
-from torch_ccl.cli.timing import Case, time_case
+from torch_ccl.cli.bench.cases import Case
+from torch_ccl.cli.bench.operations import (
+    OPERATIONS,
+    Arguments,
+    Elements,
+    Operation,
+    input_value,
+    sum_of_inputs,
+)
+from torch_ccl.cli.bench.ranks import REQUEST_TIMEOUT_S, Failure
+from torch_ccl.cli.bench.timing import time_case
 
 TIMEOUT = timedelta(seconds=120)
-#: The part of a sum that may be lost on the wire; what exactly is for the tests.
+#: Relative error of a sum that was rounded between hosts. The tests check the exact bound.
 ROUNDING = 0.05
 
 
-def all_reduce_rounded(s: Setting) -> Steps:
-    """As all_reduce, but the result may be a little off."""
-    x = s.tensor(s.count)
-    numbers = Numbers(x)
+def all_reduce_rounded(a: Arguments) -> Operation:
+    """As all_reduce, but the result may have a rounding error."""
+    x = a.tensor(a.count)
+    elements = Elements(x)
 
-    def is_right(i: int, all_of_it: bool) -> bool:
-        right = sum(value(i, rank) for rank in range(s.size))
-        some = x if all_of_it else x[:: max(1, s.count - 1)]
-        return bool(((some - right).abs() <= ROUNDING * right).all())
+    def is_correct(i: int, full: bool) -> bool:
+        expected = sum_of_inputs(i, a.size)
+        checked = x if full else x[:: max(1, a.count - 1)]
+        return bool(((checked - expected).abs() <= ROUNDING * expected).all())
 
-    return Steps(
-        lambda i: numbers.fill(value(i, s.rank)),
-        lambda: dist.all_reduce(x, group=s.group),
-        is_right,
+    return Operation(
+        lambda i: elements.fill(input_value(i, a.rank)),
+        lambda: dist.all_reduce(x, group=a.group),
+        is_correct,
     )
 
 
@@ -45,23 +54,23 @@ OPERATIONS["all_reduce_rounded"] = all_reduce_rounded
 
 
 class CountingStore(dist.Store):
-    """Passes every operation on to another store, and counts them.
+    """Forwards every operation to another store, and counts them.
 
-    Asking for the same key again is the same operation: how often depends on how long it takes.
+    Polls of `check` for the same keys count once: their number depends on time.
     """
 
     def __init__(self, store: dist.Store):
         super().__init__()
         self._store = store
-        self._asked_for = set()
+        self._checked: set[str] = set()
         self.operations = 0
 
 
-def _counted(name: str):
+def _counted(name: str) -> Callable:
     def operation(self: CountingStore, *args):
-        if name != "check" or str(args) not in self._asked_for:
+        if name != "check" or str(args) not in self._checked:
             self.operations += 1
-            self._asked_for.add(str(args))
+            self._checked.add(str(args))
         return getattr(self._store, name)(*args)
 
     return operation
@@ -73,8 +82,8 @@ for _name in ("append", "multi_get", "multi_set"):
     setattr(CountingStore, _name, _counted(_name))
 
 
-class Timer:
-    """Has a group of each backend over one store."""
+class TimingHandler:
+    """Has a group of each backend."""
 
     def __init__(self, backends: list[str]):
         dist.init_process_group(backends[0], timeout=TIMEOUT)
@@ -85,38 +94,38 @@ class Timer:
         return time_case(case, backend, self._groups[backend], dist.get_rank())
 
 
-class Starter:
-    """Makes a group and runs the first operation on it. Answers when that began, when it had ended
-    (by the machine's monotonic clock) and how many operations on the store it took."""
+class StartHandler:
+    """Creates a group and runs an all_reduce. Reply: the time of the call of init_process_group,
+    the time at which the all_reduce ended, and the number of operations on the store."""
 
     def __init__(self, backends: list[str]):
         store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
         counting = CountingStore(store)
-        begun = time.monotonic()
+        start = time.monotonic()  # the same clock in all processes of the machine
         dist.init_process_group(
             backends[0], store=counting, rank=rank, world_size=size, timeout=TIMEOUT
         )
         x = torch.ones(1)
         dist.all_reduce(x)
-        self._answer = (begun, time.monotonic(), counting.operations)
+        self._reply = (start, time.monotonic(), counting.operations)
         if x.item() != size:
-            raise AssertionError(f"the first sum on {backends[0]} is {x.item()}, not {size}")
+            raise AssertionError(f"{backends[0]}: the first sum is {x.item()}, not {size}")
 
-    def __call__(self, _request: None) -> tuple[float, float, int]:
-        return self._answer
+    def __call__(self, _request: str) -> tuple[float, float, int]:
+        return self._reply
 
 
 def main() -> None:
     descriptor, task, backends = sys.argv[1:]
     pipe = Connection(int(descriptor))
     warnings.simplefilter("ignore", FutureWarning)
-    faulthandler.dump_traceback_later(BOUND_S, exit=True)
+    faulthandler.dump_traceback_later(REQUEST_TIMEOUT_S, exit=True)
     try:
-        answer = {"time": Timer, "start": Starter}[task](backends.split(","))
+        handle = {"time": TimingHandler, "start": StartHandler}[task](backends.split(","))
         pipe.send("ready")
-        while (request := pipe.recv()) != "end":
-            faulthandler.dump_traceback_later(BOUND_S, exit=True)
-            pipe.send(answer(request))
+        while (request := pipe.recv()) is not None:
+            faulthandler.dump_traceback_later(REQUEST_TIMEOUT_S, exit=True)
+            pipe.send(handle(request))
     except BaseException:
         pipe.send(Failure(traceback.format_exc()))
         raise

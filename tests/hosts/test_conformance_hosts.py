@@ -1,8 +1,10 @@
 """The library against the reference with ranks on several hosts: see tests/conformance."""
 
 import pytest
-from host_conformance import conformance
-from virtual import virtual_hosts
+from support.algorithms import SEVERAL_HOSTS, alternatives, forced
+from support.commands import BUILD_DIR
+from support.host_conformance import conformance
+from support.virtual_hosts import virtual_hosts
 
 # The host of each rank.
 LAYOUTS = {
@@ -21,9 +23,7 @@ LARGE = ["--limit-bytes", 1_000_000, "--large-one-in", 3]
 LIMITS = ["--limit-bytes", 32768]  # where the choice of algorithm changes
 
 
-def forced(algorithm: str) -> list:
-    return ["--ops", "allreduce", "--set", f"CCL_ALLREDUCE={algorithm}"]
-
+FORCED = alternatives(BUILD_DIR / "tests/conformance", SEVERAL_HOSTS)
 
 # Name, layouts, cases, options.
 SLOW = [
@@ -32,10 +32,8 @@ SLOW = [
     ("small", SQUARES, 3000, SMALL),
     ("large", SQUARES, 1000, LARGE),
     ("large", ["3+1", "interleaved", "8x1"], 300, LARGE),
-    ("leader_alltoall", ALL, 2000, [*forced("leader_alltoall"), *LIMITS]),
-    ("rails", ALL, 2000, [*forced("rails"), *LIMITS]),
-    ("leader_alltoall-tiny", SQUARES, 1000, [*forced("leader_alltoall"), *TINY]),
-    ("rails-tiny", SQUARES, 1000, [*forced("rails"), *TINY]),
+    *((f"{op}-{name}", ALL, 2000, [*forced(op, name), *LIMITS]) for op, name in FORCED),
+    *((f"{op}-{name}-tiny", SQUARES, 1000, [*forced(op, name), *TINY]) for op, name in FORCED),
     ("wrap", SQUARES, 3000, ["--first-sequence", 2**32 - 1000]),
     ("shared", SQUARES, 1000, ["--shared", "--limit-bytes", 300_000, "--large-one-in", 3]),
     ("sockets", ["2x2"], 3000, ["--set", "CCL_ATL_PROVIDER=sockets"]),

@@ -1,11 +1,11 @@
-"""What goes wrong between hosts: the cases of hosts_faults.cc, over virtual hosts."""
+"""Faults between hosts: runs the cases of hosts_faults.cc on virtual hosts."""
 
 import os
 import subprocess
 
 import pytest
-from programs import BUILD_DIR, run
-from virtual import virtual_hosts
+from support.commands import BUILD_DIR, run
+from support.virtual_hosts import virtual_hosts
 
 PROGRAM = BUILD_DIR / "tests/hosts_faults"
 

@@ -1,13 +1,13 @@
-"""Many ranks over several hosts start, add up and end, on two cores."""
+"""64 ranks on four hosts start, run an all_reduce and exit, on two cores."""
 
 import json
 import sys
 import time
 
 import pytest
-from host_conformance import conformance
-from places import places
-from virtual import virtual_hosts
+from support.host_conformance import conformance
+from support.rank_environments import rank_environments
+from support.virtual_hosts import virtual_hosts
 
 HOSTS = 4
 RANKS = 64
@@ -31,7 +31,7 @@ def test_cpp_ranks(hosts):
     conformance(hosts, host_of, 20, "--watchdog", BOUND_S)
 
 
-# A rank's lines are of one write each.
+# A rank writes each line by one write().
 PARENT = """
 import faulthandler, json, os, sys, time, traceback
 import torch
@@ -47,8 +47,8 @@ def be_rank(rank, local_rank):
     ready = time.monotonic()
     assert (x == size * (size - 1) / 2).all(), x
     dist.destroy_process_group()
-    said = {"rank": rank, "begun": begun, "ready": ready, "ended": time.monotonic()}
-    os.write(1, (json.dumps(said) + "\\n").encode())
+    report = {"rank": rank, "begun": begun, "ready": ready, "ended": time.monotonic()}
+    os.write(1, (json.dumps(report) + "\\n").encode())
 
 first, count, bound_s = map(int, sys.argv[1:])
 children = []
@@ -70,7 +70,7 @@ sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
 def test_torch_ranks_forked_from_one_parent_per_host(hosts, tmp_path):
     local = RANKS // HOSTS
     parents = []
-    for host, environment in places(hosts, [1] * HOSTS, WORLD_SIZE=str(RANKS)):
+    for host, environment in rank_environments(hosts, [1] * HOSTS, WORLD_SIZE=str(RANKS)):
         out, err = tmp_path / f"{host.name}.out", tmp_path / f"{host.name}.err"
         numbers = [str(local * len(parents)), str(local), str(BOUND_S)]
         words = [sys.executable, "-c", PARENT, *numbers]
@@ -81,10 +81,10 @@ def test_torch_ranks_forked_from_one_parent_per_host(hosts, tmp_path):
     for process, _, err in parents:
         code = process.wait(max(0, end - time.monotonic()))
         assert code == 0, err.read_text()[-4000:]
-    said = [json.loads(line) for _, out, _ in parents for line in out.read_text().splitlines()]
-    assert sorted(each["rank"] for each in said) == list(range(RANKS))
-    first, last = min(each["begun"] for each in said), max(each["ready"] for each in said)
-    ended = max(each["ended"] for each in said)
+    printed = [json.loads(line) for _, out, _ in parents for line in out.read_text().splitlines()]
+    assert sorted(each["rank"] for each in printed) == list(range(RANKS))
+    first, last = min(each["begun"] for each in printed), max(each["ready"] for each in printed)
+    ended = max(each["ended"] for each in printed)
     print(
         f"{RANKS} ranks over {HOSTS} hosts: {last - first:.1f} s from the first fork to the last "
         f"sum, {ended - last:.1f} s until all have left"

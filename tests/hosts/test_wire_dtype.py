@@ -1,14 +1,14 @@
-"""Fewer bytes between hosts: the same bits on all ranks, within the bounds of docs/hosts.md."""
+"""CCL_WIRE_DTYPE: the same bits on all ranks, errors within the bounds of docs/hosts.md."""
 
 import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
-from forked_ranks import run_on_hosts
+from support.function_ranks import run_on_hosts
+from support.virtual_hosts import virtual_hosts
 from torch.nn.parallel import DistributedDataParallel
 from torch_ccl import hooks
-from virtual import virtual_hosts
 
 COUNT = 100_003
 BLOCK = 128
@@ -26,7 +26,7 @@ def input_of(rank: int, count: int = COUNT) -> torch.Tensor:
 
 
 def error_of(sum_of_host: torch.Tensor, wire_dtype: str) -> torch.Tensor:
-    """What packing may change, element by element; blocks may begin anywhere."""
+    """The largest error of packing, by element; blocks may start at any offset."""
     if wire_dtype == "bf16":
         return sum_of_host.abs() / 256
     around = 2 * BLOCK - 1

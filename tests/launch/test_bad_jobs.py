@@ -1,4 +1,4 @@
-"""Jobs that cannot be: each ends soon, not well, and its last line says what to change."""
+"""Misconfigured jobs: each fails soon, and its last line says what to change."""
 
 import socket
 import subprocess
@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from launching import clean_environment, ended, free_port
+from support.launchers import clean_environment, ended, free_port
 
 BOUND_S = 60
 JOIN = """
@@ -34,12 +34,12 @@ def last_line(process: subprocess.Popen) -> str:
     return out.splitlines()[-1]
 
 
-def at(port: int, **place: str) -> dict[str, str]:
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **place}
+def at(port: int, **variables: str) -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **variables}
 
 
 @pytest.mark.parametrize(
-    "place, line",
+    "variables, line",
     [
         ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not: set both, or neither"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but RANK is not: set both, or neither"),
@@ -51,34 +51,34 @@ def at(port: int, **place: str) -> dict[str, str]:
             {"RANK": "2", "WORLD_SIZE": "2"},
             "RANK=2 of WORLD_SIZE=2: ranks go from 0 to WORLD_SIZE - 1",
         ),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one is not a number from 0 on"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not a number from 0 on"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one is not a non-negative number"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not a non-negative number"),
     ],
 )
-def test_half_a_place(place, line):
-    assert last_line(start(**at(free_port(), **place))) == f"ValueError: {line}"
+def test_invalid_rank_variables(variables, line):
+    assert last_line(start(**at(free_port(), **variables))) == f"ValueError: {line}"
 
 
 @pytest.fixture
 def foreign_port():
-    """A program that is no store, and says nothing."""
+    """A port on which a program listens that is no store and sends nothing."""
     with socket.create_server(("", 0)) as server:
         yield server.getsockname()[1]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_fixed_port_that_another_program_has(foreign_port, rank):
+def test_port_of_another_program(foreign_port, rank):
     line = last_line(start(**at(foreign_port, RANK=rank, WORLD_SIZE="2")))
     if rank == "0":
-        assert f"MASTER_PORT={foreign_port} is taken on {socket.gethostname()}" in line
+        assert f"MASTER_PORT={foreign_port} is in use on {socket.gethostname()}" in line
         assert "set MASTER_PORT to a port that is free" in line
     else:
         assert f"MASTER_PORT={foreign_port}: set MASTER_PORT to a port that is free there" in line
 
 
-def test_two_processes_that_are_rank_0():
-    place = at(free_port(), RANK="0", WORLD_SIZE="2")
-    first, second = start(**place), start(**place)
+def test_two_processes_with_rank_0():
+    variables = at(free_port(), RANK="0", WORLD_SIZE="2")
+    first, second = start(**variables), start(**variables)
     with ended(first), ended(second):
         while first.poll() is None and second.poll() is None:
             time.sleep(0.05)
@@ -88,8 +88,8 @@ def test_two_processes_that_are_rank_0():
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_rank_1():
-    """The group is made of those who come first; the third one is told what may be wrong."""
+def test_two_processes_with_rank_1():
+    """The first two processes form the group; the duplicate fails at the timeout."""
     port = free_port()
     first, second = (start(stay=60, **at(port, RANK=rank, WORLD_SIZE="2")) for rank in "01")
     with ended(first), ended(second):
@@ -100,9 +100,8 @@ def test_two_processes_that_are_rank_1():
         assert first.poll() is None and second.poll() is None
 
 
-def test_an_unknown_setting_is_a_warning_with_the_nearest_name():
-    place = at(free_port(), RANK="0", WORLD_SIZE="1", CCL_WORKER_CONT="2")
-    process = start(**place)
+def test_unknown_setting_warns_with_nearest_name():
+    process = start(**at(free_port(), RANK="0", WORLD_SIZE="1", CCL_WORKER_CONT="2"))
     with ended(process):
         out, _ = process.communicate(timeout=BOUND_S)
     assert process.returncode == 0, out

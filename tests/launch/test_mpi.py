@@ -1,4 +1,4 @@
-"""Ranks started by MPICH, Intel MPI and Open MPI that say nothing but init_process_group("ccl")."""
+"""Ranks started by MPICH, Intel MPI and Open MPI; scripts only call init_process_group("ccl")."""
 
 import socket
 import subprocess
@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launching import INTEL_MPI, MPICH, OPEN_MPI, OPEN_MPI_OPTIONS, clean_environment, free_port
+from support.launchers import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    OPEN_MPI_OPTIONS,
+    clean_environment,
+    free_port,
+)
 
 BOUND_S = 90
 
 
 class Mpi(NamedTuple):
     words: tuple[str, ...]
-    name: str  # by which get_dist_env() calls the launcher
-    library: Path  # for mpi4py, which looks for libmpi.so.12 or, by Open MPI's interface, .40
+    name: str  # the launcher's name in get_dist_env()
+    library: Path  # for mpi4py, which loads libmpi.so.12, or .40 of Open MPI
     interface: str
 
 
@@ -62,7 +69,7 @@ def output_of(process: subprocess.Popen) -> list[str]:
 SAY = """
 import sys
 
-def say(line):  # in one piece, so that ranks do not mix theirs
+def say(line):  # one write, so that lines of ranks do not mix
     sys.stdout.write(line + "\\n")
     sys.stdout.flush()
 """
@@ -71,8 +78,8 @@ import torch, torch_ccl, torch.distributed as dist
 dist.init_process_group("ccl")
 x = torch.ones(1)
 dist.all_reduce(x)
-place = torch_ccl.get_dist_env()
-say(f"{place.rank} of {place.world_size} by {place.launcher}: {x.item():g}")
+env = torch_ccl.get_dist_env()
+say(f"{env.rank} of {env.world_size} by {env.launcher}: {x.item():g}")
 """
 DESTROY = "dist.destroy_process_group()\n"
 
@@ -82,18 +89,18 @@ def expected(mpi: Mpi, ranks: int, groups: int = 1) -> list[str]:
     return sorted(lines * groups)
 
 
-def test_nothing_else_is_set(mpi):
+def test_no_variables_set(mpi):
     assert output_of(start(mpi, 3, ADD_UP + DESTROY)) == expected(mpi, 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)\n"])
-def test_groups_that_nobody_destroys(mpi, ending):
+def test_exit_without_destroy(mpi, ending):
     assert output_of(start(mpi, 2, ADD_UP + ending)) == expected(mpi, 2)
 
 
 @pytest.mark.slow
-def test_two_jobs_at_once_do_not_meet(mpi):
+def test_two_concurrent_jobs(mpi):
     jobs = [start(mpi, 2, ADD_UP + DESTROY) for _ in range(2)]
     for job in jobs:
         assert output_of(job) == expected(mpi, 2)
@@ -109,7 +116,7 @@ LEAVES_EARLY = """
 import time
 {add_up}
 dist.destroy_process_group()
-if place.rank == 1:
+if env.rank == 1:
     sys.exit(0)
 time.sleep(2)
 say("still here")
@@ -117,7 +124,7 @@ say("still here")
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_early_ends_nobody_else(mpi):
+def test_early_exit_of_a_rank(mpi):
     lines = output_of(start(mpi, 3, LEAVES_EARLY.format(add_up=ADD_UP)))
     assert lines.count("still here") == 2
 
@@ -134,7 +141,7 @@ say("with workers")
 
 
 @pytest.mark.slow
-def test_workers_of_a_data_loader_are_alive_at_the_end(mpi):
+def test_data_loader_workers_at_exit(mpi):
     assert output_of(start(mpi, 2, WORKERS.format(add_up=ADD_UP))).count("with workers") == 2
 
 
@@ -150,8 +157,8 @@ def test_rank_0_may_be_late(mpi):
 
 
 @pytest.mark.slow
-def test_all_are_told_why_rank_0_cannot_serve(mpi):
-    """Soon, not when their time is up; MPI may end them even sooner."""
+def test_all_ranks_report_why_rank_0_cannot_serve(mpi):
+    """At once, not at the timeout; MPI may kill them even earlier."""
     with socket.create_server(("", 0)) as server:
         port = str(server.getsockname()[1])
         job = start(mpi, 2, ADD_UP, MASTER_PORT=port)
@@ -159,12 +166,12 @@ def test_all_are_told_why_rank_0_cannot_serve(mpi):
             out, _ = job.communicate(timeout=BOUND_S)
         finally:
             job.kill()
-    assert job.returncode != 0 and f"MASTER_PORT={port} is taken on " in out, out
+    assert job.returncode != 0 and f"MASTER_PORT={port} is in use on " in out, out
 
 
 FIXES_PORT = """
 import os, torch_ccl, torch.distributed as dist
-os.environ.update({said!r})
+os.environ.update({variables!r})
 dist.init_process_group("ccl")
 store = dist.distributed_c10d._get_default_store()
 while isinstance(store, dist.PrefixStore):
@@ -180,16 +187,16 @@ dist.barrier()
     ids=["address and port", "port alone"],
 )
 def test_a_port_that_the_script_fixes(mpi, address):
-    """It is the script's, though the launcher could say another one."""
+    """The script's port is used, although the launcher could provide another."""
     port = str(free_port())
-    script = FIXES_PORT.format(said={**address, "MASTER_PORT": port})
+    script = FIXES_PORT.format(variables={**address, "MASTER_PORT": port})
     assert output_of(start(mpi, 2, script)) == [
         f"rank {rank} is at a store of port {port}" for rank in range(2)
     ]
 
 
 @pytest.mark.slow
-def test_torchrun_counts_where_mpi_starts_it(mpi, tmp_path):
+def test_torchrun_under_mpi(mpi, tmp_path):
     script = tmp_path / "add_up.py"
     script.write_text(SAY + ADD_UP + DESTROY)
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
@@ -198,8 +205,8 @@ def test_torchrun_counts_where_mpi_starts_it(mpi, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_host_that_cannot_be_reached(mpi, tmp_path):
-    """The launcher names it. MPICH's then waits for ever, unless it is told for how long."""
+def test_unreachable_host(mpi, tmp_path):
+    """The launcher names the host. MPICH then waits for MPIEXEC_TIMEOUT."""
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost\nno-such-host.invalid\n")
     options = ["--hostfile"] if mpi.name == "Open MPI" else ["-ppn", "1", "-f"]
@@ -228,11 +235,11 @@ ORDERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_mpi4py(mpi, order, tmp_path):
-    """MPI comes before the group, after it, or between two."""
-    # Debian calls MPICH's by another name, which is not the one that all of its kind have.
+    """MPI is initialised before the group, after it, or between two groups."""
+    # Debian's MPICH library has another name than libmpi.so.12.
     (tmp_path / "libmpi.so.12").symlink_to(mpi.library)
     libraries = f"{tmp_path}:{mpi.library.parent}"
-    said = [f"MPI: {rank} of 2" for rank in range(2)]
+    mpi_lines = [f"MPI: {rank} of 2" for rank in range(2)]
     groups = ORDERS[order].count(ADD_UP)
     job = start(
         mpi,
@@ -242,7 +249,7 @@ def test_mpi4py(mpi, order, tmp_path):
         LD_LIBRARY_PATH=libraries,
         I_MPI_FABRICS="shm",
     )
-    assert output_of(job) == sorted(expected(mpi, 2, groups) + said)
+    assert output_of(job) == sorted(expected(mpi, 2, groups) + mpi_lines)
 
 
 SAYS_MPI = """
@@ -271,8 +278,7 @@ dist.destroy_process_group()
     "arguments", ["", pytest.param(", rank=0, world_size=0", marks=pytest.mark.slow)]
 )
 def test_scripts_that_say_mpi(mpi, arguments):
-    """Nothing is imported or set but CCL_REPLACE. What a script says of its place counts for
-    nothing, as with MPI itself."""
+    """Only CCL_REPLACE is set. As with MPI, rank and world_size are ignored."""
     script = SAYS_MPI.format(arguments=arguments)
     process = start(mpi, 3, script, CCL_REPLACE="mpi", PYTHONWARNINGS="ignore")
     sums = {0: 4, 1: 1, 2: 4}

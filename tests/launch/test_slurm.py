@@ -1,4 +1,4 @@
-"""Ranks on the nodes of a real Slurm, started in the ways its users do, with nothing else set."""
+"""Ranks on the nodes of a real Slurm cluster, started as users do, with no other variables set."""
 
 import contextlib
 import shlex
@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from over_hosts import AS_ROOT
-from slurm import FEATURE, PARTITION, Cluster, Finished, cluster
+from support.mpi_hosts import AS_ROOT
+from support.slurm_cluster import FEATURE, PARTITION, Cluster, Finished, cluster
 
 SCRIPTS = Path(__file__).parents[1] / "compat/scripts"
 TWO_BY_TWO = ("-N", "2", "--tasks-per-node", "2")
@@ -19,15 +19,15 @@ ADD_UP = """
 import os, sys, time, torch, torch_ccl, torch.distributed as dist
 from pathlib import Path
 
-def say(line):  # in one piece, so that ranks do not mix theirs
+def say(line):  # one write, so that lines of ranks do not mix
     sys.stdout.write(line + "\\n")
     sys.stdout.flush()
 
-place = torch_ccl.init()
+env = torch_ccl.init()
 x = torch.ones(1)
 dist.all_reduce(x)
-local = f"{place.local_rank} of {place.local_size} on {place.host}"
-say(f"{place.rank} of {place.world_size}, {local}, by {place.launcher}: {x.item():g}")
+local = f"{env.local_rank} of {env.local_size} on {env.host}"
+say(f"{env.rank} of {env.world_size}, {local}, by {env.launcher}: {x.item():g}")
 """
 RANK = ("python", "-c", ADD_UP)
 
@@ -45,7 +45,7 @@ def lines_of(finished: Finished) -> list[str]:
 
 
 def submit(slurm: Cluster, directory: Path, *words: str, **environment: str) -> Finished:
-    """The command is all that the batch script does; it runs on the first of two nodes."""
+    """Runs the command as a batch script, which Slurm starts on the first of two nodes."""
     out, err = directory / "batch.out", directory / "batch.err"
     options = (*TWO_BY_TWO, f"--output={out}", f"--error={err}")
     job = slurm.submit(*options, f"--wrap={shlex.join(words)}", **environment)
@@ -60,8 +60,8 @@ def test_srun(slurm):
 
 
 SAY_PORT = """
-from torch_ccl.meeting_point import port_of_job
-follows = place.master.endswith(f":{port_of_job(os.environ)}")
+from torch_ccl.rendezvous import port_of_job
+follows = env.master.endswith(f":{port_of_job(os.environ)}")
 say("at a port that follows" if follows else "at any port")
 """
 
@@ -79,12 +79,12 @@ def rank_0_elsewhere(tmp_path):
 def test_srun_with_a_key_space(slurm, rank_0_elsewhere, plugin):
     options, environment = rank_0_elsewhere
     words = ("srun", f"--mpi={plugin}", *options, "python", "-c", ADD_UP + SAY_PORT)
-    said = [*expected("Slurm", ("n2", "n1", "n1", "n2")), *["at any port"] * 4]
-    assert lines_of(slurm.run(*words, **environment)) == sorted(said)
+    lines = [*expected("Slurm", ("n2", "n1", "n1", "n2")), *["at any port"] * 4]
+    assert lines_of(slurm.run(*words, **environment)) == sorted(lines)
 
 
 @pytest.mark.slow
-def test_srun_that_deals_the_ranks_in_turn(slurm):
+def test_srun_cyclic_distribution(slurm):
     finished = slurm.run("srun", *TWO_BY_TWO, "--distribution=cyclic", *RANK)
     assert lines_of(finished) == expected("Slurm", ("n1", "n2", "n1", "n2"))
 
@@ -99,10 +99,10 @@ say(f"{x.item():g} after five more groups")
 
 
 @pytest.mark.slow
-def test_groups_that_follow_each_other(slurm):
+def test_consecutive_groups(slurm):
     finished = slurm.run("srun", *TWO_BY_TWO, "python", "-c", ADD_UP + AGAIN)
-    said = [*expected("Slurm"), *[f"{4**6} after five more groups"] * 4]
-    assert lines_of(finished) == sorted(said)
+    lines = [*expected("Slurm"), *[f"{4**6} after five more groups"] * 4]
+    assert lines_of(finished) == sorted(lines)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_srun_of_torchrun(slurm):
     meeting = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400")
     torchrun = ("torchrun", *meeting, "--nproc-per-node=2", "--no-python")
     lines = lines_of(slurm.run(*agents, *torchrun, *RANK))
-    # The agents agree on which of them is the first.
+    # The agents agree on the order of their nodes.
     orders = (HOSTS, HOSTS[::-1])
     assert lines in [expected("environment", hosts) for hosts in orders]
 
@@ -120,7 +120,7 @@ def test_srun_of_torchrun(slurm):
 
 
 def test_a_batch_script_is_no_task(slurm, tmp_path):
-    """Although Slurm gives it the variables of one."""
+    """Although Slurm sets the variables of a task in it."""
     variables = "say(os.environ['SLURM_PROCID'] + ' of ' + os.environ['SLURM_NTASKS'])\n"
     finished = submit(slurm, tmp_path, "python", "-c", ADD_UP + variables)
     assert lines_of(finished) == ["0 of 1, 0 of 1 on n1, by none: 1", "0 of 4"]
@@ -138,7 +138,7 @@ def test_open_mpi_in_a_batch_script(slurm, tmp_path):
     assert lines_of(finished) == expected("Open MPI")
 
 
-# ---- what goes wrong
+# ---- failures
 
 STAY = """
 here = Path(sys.argv[1])
@@ -152,17 +152,17 @@ dist.all_reduce(x)
 
 
 @pytest.mark.slow
-def test_two_jobs_at_once_do_not_meet(slurm, tmp_path):
+def test_two_concurrent_jobs(slurm, tmp_path):
     words = ("srun", *TWO_BY_TWO, "python", "-c", ADD_UP + STAY, str(tmp_path))
-    said = sorted([*expected("Slurm"), *["2 jobs are here"] * 4])
+    lines = sorted([*expected("Slurm"), *["2 jobs are here"] * 4])
     for job in [slurm.start(*words) for _ in range(2)]:
-        assert lines_of(slurm.wait_for(job)) == said
+        assert lines_of(slurm.wait_for(job)) == lines
 
 
 TAKE_PORT = """
 import os, socket, subprocess, sys
 from torch.distributed import TCPStore
-from torch_ccl.meeting_point import port_of_job
+from torch_ccl.rendezvous import port_of_job
 
 port = port_of_job({{**os.environ, "SLURM_STEP_ID": "0"}})
 holder = {holder}
@@ -178,37 +178,37 @@ HOLDERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_port_that_is_taken(slurm, tmp_path, holder):
-    """Of the batch script's first step."""
+    """The port of the batch script's first step."""
     script = TAKE_PORT.format(holder=HOLDERS[holder])
     code, out, err = submit(slurm, tmp_path, "python", "-c", script, "srun", *RANK)
-    says = f"port {out.strip()}, which follows from the number of the job, is taken on n1"
+    says = f"port {out.strip()}, which is derived from the job's number, is in use on n1"
     assert code != 0 and err.count(says) == 1, err
 
 
 @pytest.mark.slow
-def test_a_first_rank_that_may_be_anywhere(slurm, rank_0_elsewhere):
+def test_arbitrary_distribution_is_refused(slurm, rank_0_elsewhere):
     options, environment = rank_0_elsewhere
     finished = slurm.run("srun", *options, *RANK, **environment)
-    says = "ValueError: --distribution=arbitrary hides on which host rank 0 is: "
+    says = "ValueError: with --distribution=arbitrary the host of rank 0 is not known: "
     assert finished.code != 0 and finished.err.count(says) == 4, finished.err
 
 
-ENDINGS = {
+FAILURES = {
     "by an error": "raise RuntimeError('rank 2 fails')",
     "by a signal": "os.kill(os.getpid(), 9)",
 }
 ONE_ENDS = """
-if place.rank == 2:
-    {ending}
+if env.rank == 2:
+    {failure}
 while True:
     dist.all_reduce(x)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_rank_that_ends_too_early_ends_the_step(slurm, ending):
-    script = ADD_UP + ONE_ENDS.format(ending=ENDINGS[ending])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failed_rank_ends_the_step(slurm, failure):
+    script = ADD_UP + ONE_ENDS.format(failure=FAILURES[failure])
     finished = slurm.run("srun", *TWO_BY_TWO, "python", "-c", script)
     assert finished.code != 0 and sorted(finished.out.splitlines()) == expected("Slurm")
 
@@ -219,7 +219,7 @@ OPTIONS = ("-p", PARTITION, f"--constraint={FEATURE}", "-c", "2")
 
 
 def check_output(text: str) -> None:
-    """One line per rank; after the line of the first, which is then the only one, the settings."""
+    """One line per rank; the settings follow after the line of rank 0."""
     lines = text.splitlines()
     hello = [line for line in lines if " rank " in line]
     assert sorted(hello) == [f"{host}: rank {rank} of 4" for rank, host in enumerate(HOSTS)]
@@ -249,9 +249,9 @@ def test_batch_sh(slurm, submit_directory, program):
     write_program(programs / "mpirun", f'exec {program} "$@"')
     path = f"{programs}:{slurm.environment()['PATH']}"
     job = slurm.submit(*OPTIONS, "batch.sh", cwd=submit_directory, PATH=path, **AS_ROOT)
-    said = (submit_directory / "torch_test.out").read_text()
-    assert job.code == 0, said
-    check_output(said)
+    printed = (submit_directory / "torch_test.out").read_text()
+    assert job.code == 0, printed
+    check_output(printed)
     wanted = {"JobName": "torch_test", "NumNodes": "2", "TresPerNode": "gres:gpu:volta:2"}
     wanted |= {"Partition": PARTITION, "Features": FEATURE, "CPUs/Task": "2"}
     assert wanted.items() <= job.facts.items(), job.facts
@@ -259,14 +259,14 @@ def test_batch_sh(slurm, submit_directory, program):
 
 @pytest.mark.slow
 def test_batch_sh_loads_modules(slurm, submit_directory):
-    """Where there are modules; what comes after them is not needed here."""
+    """On clusters with modules; mpirun only prints its arguments here."""
     programs = submit_directory / "bin"
     write_program(programs / "module", 'echo "module $*"')
     write_program(programs / "mpirun", 'echo "$*"')
     path = f"{programs}:{slurm.environment()['PATH']}"
     assert slurm.submit("batch.sh", cwd=submit_directory, PATH=path).code == 0
-    said = (submit_directory / "torch_test.out").read_text().splitlines()
-    assert said == ["module load anaconda", "module load mpi", "python torch_test.py"]
+    printed = (submit_directory / "torch_test.out").read_text().splitlines()
+    assert printed == ["module load anaconda", "module load mpi", "python torch_test.py"]
 
 
 @pytest.mark.slow
@@ -282,8 +282,8 @@ def test_torch_test_by_srun(slurm, submit_directory):
 
 
 @pytest.mark.slow
-def test_nothing_is_left():
-    """Also if a test fails while its job runs."""
+def test_no_leftovers():
+    """Also if the test fails while its job runs."""
     with pytest.raises(KeyError), cluster(nodes=1) as slurm:
         hosts = [slurm.login, *slurm.nodes]
         slurm.start("srun", "sleep", "600")
@@ -296,7 +296,7 @@ def test_nothing_is_left():
 
 
 def commands(pids: list[int]) -> set[bytes]:
-    """What those of them run that have not ended."""
+    """The commands of those processes that still run."""
     found = set()
     for pid in pids:
         with contextlib.suppress(OSError):

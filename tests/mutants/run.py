@@ -1,12 +1,12 @@
-"""Plants one fault at a time in a copy of the tree and expects the tests to notice.
+"""Mutation tests: applies one fault at a time to a copy of the tree; a test must fail.
 
     tests/mutants/run.py                all mutants
     tests/mutants/run.py stale-slot     only those named
     tests/mutants/run.py --list
 
-A mutant is a row of mutants.toml: a text that occurs exactly once in a file, what to put in its
-place, and the tests of which one must fail. Ends with 1 if a mutant survives, does not compile, or
-no longer fits the source.
+A mutant is a row of mutants.toml: a text that occurs exactly once in a file, its replacement, and
+the tests of which one must fail. Exits with 1 if a mutant survives, does not compile, or its text
+is not in the source.
 """
 
 import argparse
@@ -28,7 +28,7 @@ NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "build", "dist", "__pycache
 
 
 class Problem(Exception):
-    """The run cannot say whether the mutant is caught."""
+    """The mutant cannot be tried."""
 
 
 @dataclass
@@ -65,16 +65,16 @@ def load_table() -> tuple[dict[str, Test], list[Mutant]]:
 
 
 class Tree:
-    """A copy of the sources with builds of its own, which stay warm from mutant to mutant."""
+    """A copy of the sources with its own builds, which are reused from mutant to mutant."""
 
     def __init__(self, directory: Path):
         self.root = directory / "tree"
         shutil.copytree(ROOT, self.root, ignore=NOT_COPIED, symlinks=True)
-        # Copies in other directories share compiler results.
+        # ccache hits across directories.
         self.environment = os.environ | {
             "CCACHE_BASEDIR": str(self.root),
             "CCACHE_NOHASHDIR": "1",
-            "TMPDIR": str(directory),  # what a crashed test leaves behind goes with the copy
+            "TMPDIR": str(directory),  # files of crashed tests are removed with the copy
         }
 
     @contextlib.contextmanager
@@ -83,7 +83,7 @@ class Tree:
         original = path.read_text()
         found = original.count(mutant.find)
         if found != 1:
-            raise Problem(f"its text occurs {found} times in {mutant.file}")
+            raise Problem(f"`find` occurs {found} times in {mutant.file}")
         path.write_text(original.replace(mutant.find, mutant.replace))
         try:
             yield

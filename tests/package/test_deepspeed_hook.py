@@ -1,15 +1,15 @@
-"""DeepSpeed finds no extension for oneCCL to build, whichever way it comes to look for one.
+"""DeepSpeed must not build its oneCCL extension, however it looks for it.
 
-With a package made as DeepSpeed is; tests/applications has the real one.
+These tests use a fake DeepSpeed package; tests/applications uses the real one.
 """
 
 import importlib.util
 from pathlib import Path
 
 import pytest
-from ranks import run_script
+from support.ranks import run_script
 
-# Alone, without torch: for what does not need the package around it.
+# Imports the hook alone, without torch.
 ALONE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -35,7 +35,7 @@ def run(script: str, packages: Path, before: str = ALONE) -> None:
 
 @pytest.fixture(params=["deepspeed.ops.op_builder.cpu", "op_builder.cpu"])
 def builders(request, tmp_path) -> str:
-    """As it is installed, and in a checkout of its sources."""
+    """The module of an installed DeepSpeed, and of a source checkout."""
     make_package(tmp_path, request.param)
     return request.param
 
@@ -47,7 +47,7 @@ def test_with_the_package(tmp_path):
 
 
 def test_imported_later(builders, tmp_path):
-    """Somebody asking whether it is there changes nothing."""
+    """find_spec() does not change the result."""
     script = f"""
 import importlib, importlib.util
 deepspeed_hook.install()
@@ -73,7 +73,7 @@ deepspeed_hook.install()
 
 
 def test_module_that_is_not_there(tmp_path):
-    """A DeepSpeed without it, and none at all."""
+    """A DeepSpeed without the module, and no DeepSpeed."""
     make_package(tmp_path, "deepspeed.ops.op_builder.cuda")
     script = """
 import importlib, importlib.util
@@ -90,7 +90,7 @@ for name in ("deepspeed.ops.op_builder.cpu", "op_builder.cpu"):
 
 
 def test_builders_of_others(tmp_path):
-    """Another package of that name stays as it is."""
+    """A foreign package of the same name is not changed."""
     make_package(tmp_path, "op_builder.cpu", "CCLCommBuilder = 'theirs'\n")
     script = """
 deepspeed_hook.install()

@@ -1,4 +1,4 @@
-"""The wheel that stands in for intel_extension_for_pytorch, and gives way to a real one."""
+"""The compatibility wheel for intel_extension_for_pytorch: a real package takes precedence."""
 
 import importlib.metadata
 import sysconfig
@@ -6,10 +6,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from environments import OURS, Environment, make_environment
-from programs import ROOT
+from support.commands import ROOT
+from support.python_environments import OURS, Environment, make_environment
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("ipex wheel")]
 
 VERSION = importlib.metadata.version("torch-ccl")
 REAL_VERSION = "2.8.0"
@@ -17,7 +17,7 @@ REAL_VERSION = "2.8.0"
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory) -> Path:
-    """The stand-in, and a package that is made as the real one is."""
+    """The compatibility wheel, and a fake of the real package."""
     directory = tmp_path_factory.mktemp("wheels")
     real = directory / "real"
     package = real / "intel_extension_for_pytorch"
@@ -46,7 +46,7 @@ wheel.packages = ["intel_extension_for_pytorch"]
 
 @pytest.fixture
 def environment(tmp_path) -> Environment:
-    """With torch-ccl, the one that is being tested: the stand-in asks for it."""
+    """With the torch-ccl under test, which the compatibility wheel requires."""
     made = make_environment(tmp_path / "venv")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if entry.name.startswith(OURS) and "ipex" not in entry.name:
@@ -71,7 +71,7 @@ def found_version(environment: Environment, **variables: str) -> str:
 
 
 def files(environment: Environment) -> dict[str, bytes]:
-    """Of the real package, and what pip knows of it."""
+    """The files of the real package, and pip's metadata of it."""
     return {
         str(path.relative_to(environment.site_packages)): path.read_bytes()
         for path in environment.site_packages.glob("intel_extension_for_pytorch*/**/*")
@@ -79,11 +79,11 @@ def files(environment: Environment) -> dict[str, bytes]:
     }
 
 
-# ---- where there is no real one
+# ---- without a real package
 
 
 def test_contents(wheels):
-    """Nothing lies where a file of the real package could."""
+    """No file has the path of a file of the real package."""
     (path,) = wheels.glob("torch_ccl_ipex_compat-*.whl")
     assert path.name == f"torch_ccl_ipex_compat-{VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(path) as wheel:
@@ -137,7 +137,7 @@ def test_what_is_there(environment, wheels):
     install(environment, wheels, STAND_IN)
     warning, *refusals, version = environment.shell('python -c "$1"', USE).splitlines()
     assert "changes nothing" in warning
-    assert [line.partition(" is not there")[0] for line in refusals] == [
+    assert [line.partition(" is not supported")[0] for line in refusals] == [
         "intel_extension_for_pytorch.quantization",
         "intel_extension_for_pytorch.xpu.quantization",
         "intel_extension_for_pytorch._C.quantization",
@@ -146,7 +146,7 @@ def test_what_is_there(environment, wheels):
 
 
 def test_from_the_source_tree(environment):
-    """As tests do: the wheel is not installed, and pip knows nothing of it."""
+    """From the source tree, as other tests use it: the wheel is not installed."""
     source = ROOT / "compat/intel_extension_for_pytorch/src/torch_ccl_ipex_compat/modules"
     assert found_version(environment, PYTHONPATH=str(source)) == VERSION
 
@@ -156,12 +156,12 @@ def test_without_it(environment):
         found_version(environment)
 
 
-# ---- where there is one
+# ---- with a real package
 
 
 @pytest.mark.parametrize("first", [STAND_IN, REAL])
 def test_the_real_one_wins(environment, wheels, first):
-    """Whichever comes first; each goes without the other."""
+    """In either order of installation; each is uninstalled without the other."""
     second = REAL if first == STAND_IN else STAND_IN
     install(environment, wheels, REAL)
     alone = files(environment)
@@ -173,8 +173,8 @@ def test_the_real_one_wins(environment, wheels, first):
     assert found_version(environment) == REAL_VERSION
     assert files(environment) == alone
     program = "from intel_extension_for_pytorch.xpu import single_card as s; print(s.__file__)"
-    said = environment.shell('python -c "$1"', program).strip()
-    assert Path(said).parent.parent == environment.site_packages / REAL
+    printed = environment.shell('python -c "$1"', program).strip()
+    assert Path(printed).parent.parent == environment.site_packages / REAL
 
     uninstall(environment, STAND_IN)
     assert found_version(environment) == REAL_VERSION
@@ -185,7 +185,7 @@ def test_the_real_one_wins(environment, wheels, first):
 
 
 def test_the_real_one_wins_behind_all_others(environment, wheels, tmp_path):
-    """At the end of sys.path, and found by a finder that was added later."""
+    """Also at the end of sys.path, and if a finder that was added later finds it."""
     install(environment, wheels, STAND_IN)
     unpacked = tmp_path / "elsewhere"
     with zipfile.ZipFile(next(wheels.glob("intel_extension_for_pytorch-*.whl"))) as wheel:

@@ -1,4 +1,4 @@
-"""The wheels and `setup.py install`, in an environment that has torch and nothing of ours."""
+"""The wheels and `setup.py install`, in an environment with torch but without torch_ccl."""
 
 import json
 import re
@@ -12,10 +12,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from environments import INHERITED, Environment, make_environment
-from programs import ROOT, run, shell
+from support.commands import ROOT, run, shell
+from support.python_environments import INHERITED, Environment, make_environment
 
-pytestmark = pytest.mark.timeout(900)  # the first test builds what `make build` has not built yet
+# The first test builds the wheels, so all run on one worker.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 EXTENSION = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -24,7 +25,7 @@ BOUND_S = 90
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory):
-    """Tests that install into it leave it as it was."""
+    """An empty environment; tests that install into it uninstall at the end."""
     return make_environment(tmp_path_factory.mktemp("empty") / "venv")
 
 
@@ -39,10 +40,10 @@ def wheels(tmp_path_factory):
 @pytest.fixture(scope="module")
 def installed(wheels, tmp_path_factory):
     environment = make_environment(tmp_path_factory.mktemp("installed") / "venv")
-    said = environment.shell(
+    printed = environment.shell(
         'python -m pip install --no-index --find-links "$1" oneccl_bind_pt', wheels
     )
-    assert f"oneccl_bind_pt-{VERSION}" in said and f"torch-ccl-{VERSION}" in said, said
+    assert f"oneccl_bind_pt-{VERSION}" in printed and f"torch-ccl-{VERSION}" in printed, printed
     return environment
 
 
@@ -50,7 +51,7 @@ def installed(wheels, tmp_path_factory):
 
 
 def test_three_wheels(wheels):
-    """Of one version; built by the backend of pyproject.toml, though there is a setup.py."""
+    """All of one version, and built by the backend of pyproject.toml, not by setup.py."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = sysconfig.get_platform().replace("-", "_")
     ours = f"torch_ccl-{VERSION}-{python}-{python}-{platform}.whl"
@@ -64,7 +65,13 @@ def test_three_wheels(wheels):
         cmake = wheel.read("torch_ccl/lib/cmake/tccl/tcclConfigVersion.cmake").decode()
         assert f'PACKAGE_VERSION "{VERSION}"' in cmake
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"torch_ccl", "oneccl_bindings_for_pytorch", f"torch_ccl-{VERSION}.dist-info"}
+    assert tops == {
+        "torch_ccl",
+        "torch_ccl_command",
+        "oneccl_bindings_for_pytorch",
+        f"torch_ccl-{VERSION}.dist-info",
+    }
+    assert {"torch_ccl/py.typed", "torch_ccl/_C.pyi"} <= set(names)
     libraries = [name for name in names if re.search(r"\.so(\.|$)", name)]
     assert sorted(libraries) == [f"torch_ccl/{EXTENSION}", "torch_ccl/lib/libtccl.so"]
 
@@ -75,7 +82,7 @@ def test_three_wheels(wheels):
 
 
 def test_needs_only_torch_and_the_system(installed):
-    """No libfabric, which is loaded when ranks are on several hosts; no MPI, no fmt."""
+    """No libfabric, which is loaded only for several hosts; no MPI, no fmt."""
     package = installed.site_packages / "torch_ccl"
     table = installed.shell('readelf -d "$@"', package / EXTENSION, package / "lib/libtccl.so")
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", table))
@@ -86,7 +93,7 @@ def test_needs_only_torch_and_the_system(installed):
     assert needed - torch - system - loader == {"libtccl"}
 
 
-# ---- installed from them
+# ---- the installed package
 
 ADD_UP = """
 import sys
@@ -147,13 +154,13 @@ SOURCE = (
 def test_cpp_program_against_the_wheel(installed, tmp_path):
     source = shutil.copytree(ROOT / "examples/cpp", tmp_path / "example")
     build = "cmake -B build; cmake --build build; ldd build/allreduce; echo root: $CCL_ROOT"
-    said = installed.shell(f"{SOURCE}; {build}", cwd=source)
+    printed = installed.shell(f"{SOURCE}; {build}", cwd=source)
     package = installed.site_packages / "torch_ccl"
-    assert f"root: {package}" in said.splitlines(), said
-    assert f"libtccl.so => {package}/lib/libtccl.so" in said, said
+    assert f"root: {package}" in printed.splitlines(), printed
+    assert f"libtccl.so => {package}/lib/libtccl.so" in printed, printed
 
 
-# ---- what must not get in
+# ---- foreign libraries and versions
 
 FOREIGN = """
 #include <unistd.h>
@@ -171,8 +178,8 @@ print(*sorted(mapped), sep="\\n")
 """
 
 
-def test_foreign_libraries_stay_out(installed, tmp_path):
-    """Though LD_LIBRARY_PATH leads to them: Intel's library, and ours of another version."""
+def test_foreign_libraries_are_not_loaded(installed, tmp_path):
+    """Although LD_LIBRARY_PATH contains them: Intel's library, and another version of ours."""
     (tmp_path / "foreign.cc").write_text(FOREIGN)
     build = "g++ -shared -fPIC -o libccl.so.1 foreign.cc; cp libccl.so.1 libtccl.so"
     installed.shell(build, cwd=tmp_path)
@@ -181,12 +188,12 @@ def test_foreign_libraries_stay_out(installed, tmp_path):
     assert installed.shell('python -c "$1"', load, **by_path) == "foreign\n" * 2
 
     package = installed.site_packages / "torch_ccl"
-    said = installed.shell('python -c "$1"', SAY_MAPPED, **by_path).splitlines()
-    assert said == [str(package / EXTENSION), str(package / "lib/libtccl.so")]
+    printed = installed.shell('python -c "$1"', SAY_MAPPED, **by_path).splitlines()
+    assert printed == [str(package / EXTENSION), str(package / "lib/libtccl.so")]
 
 
 def pretend_other_torch(environment: Environment, path: Path) -> None:
-    """A directory with the torch that is installed, except that it says another version."""
+    """Makes a directory with the installed torch under another version number."""
     (path / "torch").mkdir()
     for entry in (environment.path / "others/torch").resolve().iterdir():
         (path / "torch" / entry.name).symlink_to(entry)
@@ -211,10 +218,10 @@ assert "torch_ccl" not in open("/proc/self/maps").read()
 
 
 def test_other_torch_is_refused(installed, tmp_path):
-    """Before anything is loaded that was built against ours; torch alone is not disturbed."""
+    """Before any library of ours is loaded; torch itself still works."""
     pretend_other_torch(installed, tmp_path)
-    said = installed.shell('python -c "$1"', REFUSED, PYTHONPATH=str(tmp_path))
-    assert said == f"torch-ccl {VERSION} works with torch 2.13, but torch 2.12.0 is installed\n"
+    printed = installed.shell('python -c "$1"', REFUSED, PYTHONPATH=str(tmp_path))
+    assert printed == f"torch-ccl {VERSION} works with torch 2.13, but torch 2.12.0 is installed\n"
 
 
 # ---- other ways to install
@@ -229,8 +236,8 @@ def test_other_torch_is_refused(installed, tmp_path):
         'python -m pip install "$1"/*.whl',
     ],
 )
-def test_comes_and_goes(empty, wheels, install):
-    """It is installed and runs; it is uninstalled and nothing is left."""
+def test_install_and_uninstall(empty, wheels, install):
+    """It is installed and runs; after uninstalling no file is left."""
     before = set(empty.site_packages.iterdir())
     empty.shell(install, wheels, cwd=ROOT)
     try:
@@ -242,7 +249,7 @@ def test_comes_and_goes(empty, wheels, install):
 
 
 @pytest.mark.slow
-def test_setup_py_puts_it_where_it_is_told(empty, tmp_path):
+def test_setup_py_install_prefix(empty, tmp_path):
     command = 'python setup.py bdist_wheel install --prefix "$1" -d "$1/dist"'
     empty.shell(command, tmp_path, cwd=ROOT)
     assert len(list(tmp_path.glob("dist/torch_ccl-*.whl"))) == 1
@@ -254,13 +261,13 @@ def test_setup_py_puts_it_where_it_is_told(empty, tmp_path):
     ("words", "status", "answer"),
     [
         ("--help", 0, "install      build the package"),
-        ("install --user", 1, "Can not perform a '--user' install"),  # pip's own words
-        ("sdist", 2, "for all else use pip or make: docs/installing.md"),
-        ("install --record files", 2, "for all else use pip or make: docs/installing.md"),
-        ("install torch", 2, "for all else use pip or make: docs/installing.md"),
+        ("install --user", 1, "Can not perform a '--user' install"),  # pip's message
+        ("sdist", 2, "otherwise use pip or make: docs/installing.md"),
+        ("install --record files", 2, "otherwise use pip or make: docs/installing.md"),
+        ("install torch", 2, "otherwise use pip or make: docs/installing.md"),
     ],
 )
-def test_setup_py_answers(empty, words, status, answer):
+def test_setup_py_messages(empty, words, status, answer):
     command = [empty.python, ROOT / "setup.py", *words.split()]
     result = run(command, cwd=empty.path, env=empty.variables())
     assert (result.returncode, answer in result.output) == (status, True), result.output
@@ -268,7 +275,7 @@ def test_setup_py_answers(empty, words, status, answer):
         assert len(result.output.splitlines()) == 1
 
 
-def test_setup_py_says_what_is_missing(tmp_path):
+def test_setup_py_names_missing_packages(tmp_path):
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
     bare = Environment(tmp_path / "venv")
     result = run([bare.python, ROOT / "setup.py", "install"], env=bare.variables())

@@ -1,13 +1,13 @@
-"""Random collectives and messages on random groups, many under way at once, for a given time.
+"""Random collectives and messages on random groups, many concurrently, for a given time.
 
     python tests/soak/soak.py --seconds 300 --seed 7
     python tests/soak/soak.py --seed 7 --round 12         one round again
 
-A round is a fresh world of 2 to 8 ranks with a few groups in it. What happens in it follows from
-the seed and the round's number alone, so that every rank knows everyone's data and what must come
-out, bit by bit. Operations of one batch are started in an order that differs between ranks where
-that is allowed (collectives of one group keep theirs), and waited for in any order. A hang ends
-with the stacks of all ranks and exit code 1.
+A round is a new world of 2 to 8 ranks with a few groups. It is determined by the seed and the
+round's number, so every rank knows the data of all ranks and the expected results, bit by bit.
+Operations of one batch are started in a different order on each rank where that is allowed
+(collectives of one group keep their order), and waited for in any order. A hang ends with the
+stacks of all ranks and exit code 1.
 """
 
 import argparse
@@ -22,24 +22,23 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-sys.path.append(str(Path(__file__).resolve().parent.parent / "binding"))
-from ranks import run_ranks
-from torch_collectives import Case, Exchange
-from torch_conformance import any_combination, draw
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.ranks import run_ranks
+from support.torch_collectives import Case, Exchange
+from support.torch_conformance import any_combination, draw
 
 BATCHES = 150  # per round
-GROUPS = 5  # in each round, the world being the first
+GROUPS = 5  # in each round; the first is the world
 POINT_TO_POINT = ("send_recv", "recv_any_source", "batch_send_recv")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Cases are paired with the number of their group."""
+    """Pairs of the index of a group and a case."""
 
-    members: dict[int, list[int]]  # groups that are made first, in place of those of that number
+    members: dict[int, list[int]]  # groups to create first; each replaces the group of that index
     started: list[tuple[int, Case]]
-    blocking: list[tuple[int, Case]]  # in the same order on all ranks, while `started` goes on
+    blocking: list[tuple[int, Case]]  # in the same order on all ranks
 
 
 class Plan:
@@ -77,14 +76,14 @@ class Plan:
 
 
 class Player:
-    """One rank's part in a round."""
+    """One rank in a round."""
 
     def __init__(self, rank: int, seed: int, number: int):
         self.rank = rank
-        self.rng = random.Random(f"{seed}/{number}/rank {rank}")  # for what ranks may do unalike
+        self.rng = random.Random(f"{seed}/{number}/rank {rank}")  # differs between ranks
         self.plan = Plan(seed, number)
         self.groups = {0: dist.group.WORLD}
-        self.under_way: list[Exchange] = []
+        self.in_flight: list[Exchange] = []
         self.operations = 0
 
     def play(self) -> int:
@@ -93,7 +92,7 @@ class Player:
                 self.make_groups(batch.members)
             for exchange in self.shuffled(self.exchanges(batch.started)):
                 exchange.issue()
-                self.under_way.append(exchange)
+                self.in_flight.append(exchange)
             if self.rng.random() < 0.1:
                 time.sleep(self.rng.uniform(0, 0.02))
             for exchange in self.exchanges(batch.blocking):
@@ -119,7 +118,7 @@ class Player:
         return [Exchange(case, group.rank(), group) for group, case in mine]
 
     def shuffled(self, exchanges: list[Exchange]) -> Iterator[Exchange]:
-        """Any order in which each group's collectives keep theirs."""
+        """A random order that keeps the order of each group's collectives."""
         queues: dict = {}
         for i, exchange in enumerate(exchanges):
             free = exchange.case.operation in POINT_TO_POINT
@@ -131,8 +130,8 @@ class Player:
                 del queues[chosen]
 
     def finish_some(self, keep: int) -> None:
-        while len(self.under_way) > keep:
-            self.finish(self.under_way.pop(self.rng.randrange(len(self.under_way))))
+        while len(self.in_flight) > keep:
+            self.finish(self.in_flight.pop(self.rng.randrange(len(self.in_flight))))
 
     def finish(self, exchange: Exchange) -> None:
         try:
@@ -151,7 +150,7 @@ def play(rank: int, size: int, seed: int, number: int, stall: bool) -> int:
 
 
 def run_round(seed: int, number: int, bound_s: float, stall: bool = False) -> int:
-    """Returns the number of operations; raises AssertionError with what the ranks say."""
+    """Returns the number of operations; raises AssertionError with the errors of the ranks."""
     size = Plan(seed, number).size
     start = time.monotonic()
     operations = run_ranks(size, play, seed, number, stall, bound_s=bound_s)[0]

@@ -1,15 +1,15 @@
-"""SyncBatchNorm on the CPU: what torch does with it, and the way out.
+"""SyncBatchNorm on the CPU: torch refuses it; a replacement by one all_reduce.
 
 Torch refuses it in training, and in DDP, before it communicates (torch 2.13,
 torch/nn/modules/batchnorm.py:845 and torch/nn/parallel/distributed.py:2456), so no backend can make
-it work. A model that was converted still evaluates; for training on CPUs the same statistics take
-one differentiable all-reduce.
+it work. A converted model still evaluates. For training on CPUs the same statistics can be
+computed by one differentiable all-reduce.
 """
 
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, data, seeded
+from support.debug_levels import assert_close, assert_equal, data, seeded
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -82,6 +82,6 @@ def check_way_out(rank: int, size: int) -> None:
         assert_close(p.grad, q.grad, f"gradient of {name}")
 
 
-def test_way_out(on_ranks):
+def test_replacement(on_ranks):
     """One batch norm over all ranks' data equals one process with all of it."""
     on_ranks(check_way_out)

@@ -1,10 +1,10 @@
-"""Distributed checkpoints: each rank writes its part; any layout reads what another one wrote."""
+"""Distributed checkpoints: each rank writes its part; any layout can be loaded into any other."""
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from levels import assert_equal, data, run_at_level, seeded
+from support.debug_levels import assert_equal, data, run_at_level, seeded
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -42,7 +42,7 @@ def tensors_of(size: int) -> dict:
 
 
 def other_tensors(size: int) -> dict:
-    """To be loaded into: other layouts, other contents."""
+    """A state to load into, with other layouts and other contents."""
     mesh = init_device_mesh("cpu", (size,))
     zeros = torch.zeros(7, 6, dtype=torch.float64)
     return {
@@ -97,7 +97,7 @@ def check_load(rank: int, size: int, directory: str, weights: dict) -> None:
     for name, p in model.named_parameters():
         assert_equal(p.full_tensor(), torch.from_numpy(weights[name]), name)
         assert optimizer.state[p]["step"] == 1
-    step(model, optimizer, rank)  # what was loaded can be trained
+    step(model, optimizer, rank)  # the loaded model can be trained
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -115,7 +115,7 @@ def test_checkpoint(on_ranks, level, tmp_path, asynchronous):
 
 
 def check_missing(rank: int, size: int, directory: str) -> None:
-    """One rank asks for what nobody wrote: all of them hear of it, and the group lives on."""
+    """One rank requests a key that does not exist: all ranks fail, and the group stays usable."""
     dcp.save({"x": data(0, 4)}, checkpoint_id=directory)
     wanted = {"x": torch.zeros(4).double(), **({"y": torch.zeros(2)} if rank == 1 else {})}
     with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: y"):

@@ -1,10 +1,10 @@
-"""DistributedDataParallel: each run must end with the weights of one process with all the data."""
+"""DistributedDataParallel: the weights must equal those of one process with all the data."""
 
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
-from ranks import run_ranks
+from support.debug_levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
@@ -117,7 +117,7 @@ def test_buffers(on_ranks):
 
 
 class Branches(nn.Module):
-    """Uses one branch or both, or none of `never`."""
+    """Uses one branch or both, and never `never`."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ class Branches(nn.Module):
 
 
 def branch_of(rank: int, step: int) -> str:
-    # in step 2 nobody goes right
+    # in step 2 no rank takes the right branch
     return ("left", "right", "both")[rank % 3] if step < 2 else "left"
 
 
@@ -159,7 +159,7 @@ def test_unused_parameters(on_ranks):
 
 
 def check_missing(rank: int, size: int) -> None:
-    """Without find_unused_parameters torch says which parameter had no gradient."""
+    """Without find_unused_parameters torch names the parameter without a gradient."""
     model = DDP(seeded(Branches))
     model(data(rank, 5, 12), "left").sum().backward()
     named = "never.weight" if dist.get_debug_level() == dist.DebugLevel.DETAIL else "indices"
@@ -227,7 +227,7 @@ def check_join(rank: int, size: int) -> bytes:
         model = DDP(net, bucket_cap_mb=0.0005)
         with model.join(divide_by_initial_world_size=divide_by_all):
             train(model, rank, steps=batches_of(rank))
-        # A rank that has ended takes the weights of the last one.
+        # A rank without further batches takes the weights of the last one.
         expected = expected_of_join(size, divide_by_all)
         assert_same_model(
             net.named_parameters(), expected.named_parameters(), f"divide {divide_by_all}"
@@ -257,7 +257,7 @@ def gradients(net: nn.Module, rank: int, rows: int = 5) -> list[torch.Tensor]:
 
 
 def compressed_mean(per_rank: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """As the hook says, and with sums in float32 in the order of ranks, as ours says."""
+    """The hook's definition, with our sums: in float32, in rank order."""
     total = torch.zeros_like(per_rank[0], dtype=torch.float32)
     for gradient in per_rank:
         total += gradient.to(dtype).div_(len(per_rank)).float()
@@ -330,13 +330,13 @@ def test_power_sgd(on_ranks):
 def test_power_sgd_with_several_buckets(size):
     """The hook starts collectives in callbacks, while the next bucket's are started.
 
-    Not at level DETAIL: there every call first compares notes over Gloo, whose order is lost.
+    Not at level DETAIL: there every call first compares arguments over Gloo, in another order.
     """
     assert_all_same(run_ranks(size, check_power_sgd, 0.0005))
 
 
 def check_error_feedback(rank: int, size: int) -> None:
-    """What a lossy step leaves out is kept and added to the next: nothing gets lost.
+    """The error of a lossy step is kept and added to the next step.
 
     Per step: result + mean of the ranks' errors after = mean gradient + mean error before.
     """

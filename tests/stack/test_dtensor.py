@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, data, run_at_level, seeded
+from support.debug_levels import assert_close, assert_equal, data, run_at_level, seeded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -76,7 +76,7 @@ def check_redistribute(rank: int, size: int) -> None:
         whole = data(0, *shape)
         placements = [Replicate(), Shard(0), Shard(1)]
         for source in placements:
-            # only rank 0's tensor counts
+            # only rank 0's tensor is used
             start = distribute_tensor(whole if rank == 0 else data(9, *shape), mesh, [source])
             for target in placements:
                 moved = start.redistribute(mesh, [target])
@@ -133,7 +133,7 @@ def test_arithmetic(on_ranks):
 
 
 class Attention(nn.Module):
-    """4 heads; a rank has those of its columns."""
+    """4 heads; a rank has the heads of its columns."""
 
     def __init__(self, width: int = 16):
         super().__init__()
@@ -211,7 +211,7 @@ def check_tensor_parallel(rank: int, size: int) -> None:
     cross_entropy(output).backward()
     assert_gradients(model, expected, "tensor parallel")
 
-    # the loss from logits that stay divided by class
+    # the loss of logits that stay sharded by class
     plan = {**PLAN, "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
     model = parallelize_module(seeded(Model), mesh, plan)
     with loss_parallel():
@@ -230,7 +230,7 @@ def sequence_net() -> nn.Module:
 
 
 def check_sequence_parallel(rank: int, size: int) -> None:
-    """Activations divided by position outside, weights by column and row inside."""
+    """Activations sharded by position outside, weights by column and row inside."""
     mesh = init_device_mesh("cpu", (size,))
     expected = seeded(sequence_net)
     x = data(0, 2, 8, 16)
@@ -282,7 +282,7 @@ def test_two_dimensions(level):
 
 
 def check_distribute_module(rank: int, size: int) -> None:
-    """Rank 0's weights count; a call with a plain tensor is refused and harms nothing."""
+    """Rank 0's weights are used; a call with a plain tensor is refused and has no effect."""
     mesh = init_device_mesh("cpu", (size,))
     model = distribute_module(seeded(Perceptron, seed=rank), mesh)
     expected = seeded(Perceptron)

@@ -1,8 +1,15 @@
-"""Fully sharded training, FSDP1 and FSDP2: the weights of one process with all the data."""
+"""FSDP1 and FSDP2: the weights must equal those of one process with all the data."""
 
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, assert_same_model, data, run_at_level, seeded
+from support.debug_levels import (
+    assert_close,
+    assert_equal,
+    assert_same_model,
+    data,
+    run_at_level,
+    seeded,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -139,7 +146,7 @@ def check_fsdp1_details(rank: int, size: int) -> None:
         theirs = expected_optimizer.state[p]["exp_avg"]
         assert_close(moments[name]["exp_avg"], theirs, f"exp_avg {name}", 1e-4)
 
-    # gradients added up over two steps before they are exchanged
+    # gradients accumulated over two steps before they are reduced
     model = fsdp1(seeded(stack_of_blocks), use_orig_params=True)
     with model.no_sync():
         loss_of(model, rank, 0).backward()
@@ -161,7 +168,7 @@ def test_fsdp1_details(on_ranks):
 
 
 def bf16_gradients(size: int) -> list[torch.Tensor]:
-    """Mean over ranks of what a bfloat16 copy of the model gives, exchanged in bfloat16."""
+    """The mean over ranks of the gradients of a bfloat16 copy of the model, reduced in bfloat16."""
     copies = [seeded(stack_of_blocks, dtype=torch.float32).bfloat16() for _ in range(size)]
     for rank, net in enumerate(copies):
         loss_of(net, rank, 0, torch.bfloat16).backward()
@@ -243,7 +250,7 @@ def test_fsdp2(on_ranks):
 
 
 def check_fsdp2_details(rank: int, size: int) -> None:
-    # clipping, and loading what rank 0 has
+    # clipping, and loading rank 0's state
     expected, _ = one_process(size, clip=0.05)
     model = shard(seeded(stack_of_blocks, seed=rank))
     initial = seeded(stack_of_blocks).state_dict() if rank == 0 else {}
@@ -259,7 +266,7 @@ def check_fsdp2_details(rank: int, size: int) -> None:
     full = get_model_state_dict(model, options=ALL)
     assert_same_model(full, expected.state_dict(), "clipped")
 
-    # gradients added up without an exchange; a factor of one's own instead of the mean
+    # gradients accumulated without reduction; a custom factor instead of the mean
     model = shard(seeded(stack_of_blocks))
     model.set_requires_gradient_sync(False)
     loss_of(model, rank, 0).backward()

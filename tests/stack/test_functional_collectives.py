@@ -1,4 +1,4 @@
-"""Functional collectives: as torch.compile sees collectives, and with gradients through them.
+"""Functional collectives: as torch.compile uses them, and with gradients through them.
 
 Each is compared with plain tensor operations on the list of all ranks' tensors in one process.
 """
@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as autograd_functions
-from levels import assert_close, assert_equal, data, run_at_level, seeded
+from support.debug_levels import assert_close, assert_equal, data, run_at_level, seeded
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-# ---- what they compute, and what comes back through them
+# ---- results and gradients
 
 
 def uneven(size: int) -> list[list[int]]:
-    """How many rows rank `i` sends to rank `j`; some none."""
+    """The number of rows that rank `i` sends to rank `j`; some are 0."""
     return [[(i + 2 * j) % 3 for j in range(size)] for i in range(size)]
 
 
@@ -91,7 +91,7 @@ WITH_GRADIENT = [
 
 
 def weighted(y: torch.Tensor, rank: int) -> torch.Tensor:
-    """A loss that is another on each rank, so that gradients tell where they come from."""
+    """A loss that differs between ranks, so that gradients identify their origin."""
     return (y * torch.arange(1, y.numel() + 1).reshape(y.shape)).sum() * (rank + 1)
 
 
@@ -120,7 +120,7 @@ def check_without_gradient(rank: int, size: int) -> None:
     expected["product"] = stacked.prod(0)
     for name, tensor in expected.items():
         assert_close(funcol.all_reduce(mine, name, group), tensor, name)
-    assert_equal(mine, inputs[rank], "the input")  # is left alone
+    assert_equal(mine, inputs[rank], "the input")  # is not changed
     for root in range(size):
         assert_equal(funcol.broadcast(mine, root, group) + 0, inputs[root], "broadcast")
     rotated = [(r + 1) % size for r in range(size)]  # where each rank sends to
@@ -233,7 +233,7 @@ def test_autograd_functions(on_ranks):
 
 
 def everything(x: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """Of each kind one, with arithmetic between them."""
+    """One collective of each kind, with arithmetic between them."""
     group = dist.group.WORLD
     y = funcol.all_reduce(x.relu() * 2, "sum", group) + 1
     z = funcol.all_gather_single(y * (rank + 1), 0, group).sin()
@@ -296,7 +296,7 @@ def layers() -> nn.Module:
 
 
 def check_compiled_ddp(rank: int, size: int) -> None:
-    """The graph is cut at buckets, so that gradients travel while the rest is computed.
+    """The graph is split at buckets, so that gradients are reduced while the rest is computed.
 
     Weights of 1.2 MB each, because a compiled model takes no buckets below 1 MB.
     """
@@ -338,7 +338,7 @@ def check_inductor(rank: int, size: int, cache: str) -> None:
 
 
 def test_inductor():
-    """Into C++; both levels in one test, because they share what was compiled."""
+    """Compiles to C++; both levels in one test, because they share the compiled code."""
     with tempfile.TemporaryDirectory() as cache:
         for level in ("OFF", "DETAIL"):
             run_at_level(level, 2, check_inductor, cache, bound_s=100)

@@ -1,9 +1,9 @@
-"""Python objects between ranks: sizes differ from rank to rank, so that each call is two."""
+"""Object collectives: sizes differ between ranks, so each call is two collectives."""
 
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_equal
+from support.debug_levels import assert_equal
 
 
 def belongings(rank: int) -> dict:
@@ -48,7 +48,7 @@ def test_collective(on_ranks):
 
 
 def check_between_two(rank: int, size: int) -> None:
-    """Along a chain, in which each adds itself."""
+    """Along a chain of ranks, each of which appends itself."""
     if rank == 0:
         dist.send_object_list([["rank 0"], belongings(0)], dst=1)
         return

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, data, seeded
+from support.debug_levels import assert_close, assert_equal, data, seeded
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -52,7 +52,7 @@ def assert_stage(what: str, stages: dict[int, nn.Module], expected: nn.Module) -
 
 
 def run_schedule(schedule, rank: int, last: int) -> tuple[torch.Tensor | None, list]:
-    """Only the first stage has inputs, only the last one knows targets and losses."""
+    """Only the first stage has inputs, only the last has targets and losses."""
     losses = []
     inputs = [data(0, 8, 6)] if rank == 0 else []
     targets = {"target": TARGET, "losses": losses} if rank == last else {}
@@ -65,7 +65,7 @@ def check_one_stage_each(rank: int, size: int) -> None:
         mine = seeded(lambda: layers(size))[rank]
         stage = PipelineStage(mine, rank, size, CPU)
         schedule = kind(stage, MICROBATCHES, loss_fn=squared)
-        for _ in range(2):  # the first step also tells the next stage about shapes
+        for _ in range(2):  # the first step also sends shapes to the next stage
             mine.zero_grad()
             output, losses = run_schedule(schedule, rank, size - 1)
             assert_stage(kind.__name__, {rank: mine}, expected)
@@ -104,7 +104,7 @@ def test_several_stages_each(on_ranks):
 
 
 def check_traced(rank: int, size: int) -> None:
-    """A model that torch cuts by itself."""
+    """A model that torch splits."""
     expected, expected_output, _ = one_process(size)
     cuts = {str(index): SplitPoint.BEGINNING for index in range(1, size)}
     pipe = pipeline(seeded(lambda: layers(size)), (data(0, 2, 6),), split_spec=cuts)
@@ -167,7 +167,7 @@ def test_by_hand(on_ranks):
 
 
 def check_ring(rank: int, size: int) -> None:
-    """All at once around a ring, as batches of operations; after `size` steps all is back."""
+    """A ring shift as batches of operations; after `size` steps every tensor is back."""
     right, left = (rank + 1) % size, (rank - 1) % size
     x = data(rank, 1000)
     for step in range(size):
@@ -182,7 +182,7 @@ def check_ring(rank: int, size: int) -> None:
         assert_equal(x, data((rank - step - 1) % size, 1000), f"step {step}")
     assert_equal(x, data(rank, 1000), "once around")
 
-    # from whoever comes first
+    # from any source
     if rank == 0:
         senders = []
         for _ in range(size - 1):

@@ -1,8 +1,8 @@
-"""DistributedSampler: what the ranks' loaders deliver together, worker processes included."""
+"""DistributedSampler: the samples of all ranks together, also with data loader workers."""
 
 import torch
 import torch.distributed as dist
-from levels import assert_equal
+from support.debug_levels import assert_equal
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 LENGTH = 37  # neither 2 nor 4 divide it
@@ -17,7 +17,7 @@ class Squares(Dataset):
 
 
 def delivered(loader: DataLoader) -> list[int]:
-    """Indices in order; what belongs to them must have come with them."""
+    """The indices in order; each sample must match its index."""
     indices = []
     for index, square in loader:
         assert_equal(square, index * index, "squares")
@@ -44,7 +44,7 @@ def check_sampler(rank: int, size: int) -> None:
     for shuffle in (False, True):
         for drop_last in (False, True):
             sampler = DistributedSampler(Squares(), shuffle=shuffle, seed=11, drop_last=drop_last)
-            # A worker process is forked while the group exists: it must not disturb it.
+            # A worker is forked while the group exists, and must not affect it.
             loader = DataLoader(
                 Squares(),
                 batch_size=4,

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: each rank keeps the state of some parameters and sends them."""
+"""ZeroRedundancyOptimizer: each rank keeps the state of some parameters and broadcasts them."""
 
 import copy
 import itertools
@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
-from ranks import run_ranks
+from support.debug_levels import assert_close, assert_equal, assert_same_model, bits, data, seeded
+from support.ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
     hook_with_zero_step,
@@ -120,7 +120,7 @@ def test_overlap(on_ranks):
 def test_interleaved_overlap(size):
     """It broadcasts in the callbacks of all-reduces, while others are started.
 
-    Not at level DETAIL: there every call first compares notes over Gloo, whose order is lost.
+    Not at level DETAIL: there every call first compares arguments over Gloo, in another order.
     """
     weights = run_ranks(size, check_overlap, hook_with_zero_step_interleaved)
     assert all(w == weights[0] for w in weights)

@@ -1,13 +1,13 @@
-"""torch_ccl.single_card on the devices of an accelerator, here the stand-in."""
+"""torch_ccl.single_card on the devices of the stand-in accelerator."""
 
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from launching import clean_environment
-from programs import Finished, run
-from standin_device import environment
+from support.commands import Finished, run
+from support.launchers import clean_environment
+from support.standin_device import environment
 
 SCRIPT = """
 import json, os, sys
@@ -56,21 +56,21 @@ def assert_trained(directory: Path) -> None:
     assert first["after"] == second["after"]
 
 
-def test_every_rank_trains_on_the_device_of_its_number(tmp_path):
+def test_rank_trains_on_its_device(tmp_path):
     result = run_training(tmp_path, CCL_DEVICES="standin")
     assert result.returncode == 0, result.output
     assert_trained(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_group_that_the_script_made_for_the_device(tmp_path):
+def test_group_of_the_script(tmp_path):
     result = run_training(tmp_path, backend="cpu:gloo,standin:ccl")
     assert result.returncode == 0, result.output
     assert_trained(tmp_path)
 
 
-def test_a_device_that_the_group_does_not_serve(tmp_path):
+def test_device_without_backend(tmp_path):
     result = run_training(tmp_path)
     assert result.returncode == 1
-    line = "RuntimeError: no backend of the default group serves standin: CCL_DEVICES=standin, "
+    line = "no backend of the default group serves standin tensors: set CCL_DEVICES=standin before"
     assert line in result.output, result.output

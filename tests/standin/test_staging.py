@@ -1,37 +1,51 @@
-"""Tensors of an accelerator, tried on the stand-in device."""
+"""Staging of accelerator tensors through host memory, on the stand-in device."""
 
+import functools
 import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
-import staging_checks
-from programs import ROOT, run
-from ranks import run_script
-from standin_device import environment
+from support import staging_checks, staging_failures
+from support.commands import ROOT, run
+from support.ranks import run_script
+from support.standin_device import environment
 
-CONFORMANCE = ROOT / "tests/binding/torch_conformance.py"
+CONFORMANCE = ROOT / "tests/support/torch_conformance.py"
 SERVED = {"CCL_DEVICES": "standin", "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, str | None]:
-    """What each check came to; all of them run in one program, which loads torch once."""
+CHECKS = staging_checks.CHECKS
+FAILURES = tuple(name for name in CHECKS if CHECKS[name].__module__ == staging_failures.__name__)
+RESULTS = tuple(name for name in CHECKS if name not in FAILURES)
+
+
+@functools.cache
+def outcomes(names: tuple[str, ...]) -> dict[str, str | None]:
+    """The failure of each check, or None; one program runs the checks and imports torch once."""
     result = run(
-        [sys.executable, Path(staging_checks.__file__)],
+        [sys.executable, Path(staging_checks.__file__), *names],
         env={**os.environ, **environment(), **SERVED},
     )
     lines = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
     found = {line["name"]: line["failure"] for line in lines}
-    assert found.keys() == staging_checks.CHECKS.keys(), result.output
+    assert tuple(found) == names, result.output
     return found
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", staging_checks.CHECKS)
-def test_staging(name, outcomes):
-    assert outcomes[name] is None, outcomes[name]
+@pytest.mark.xdist_group("staging")
+@pytest.mark.parametrize("name", RESULTS)
+def test_staging(name):
+    assert outcomes(RESULTS)[name] is None, outcomes(RESULTS)[name]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("staging failures")
+@pytest.mark.parametrize("name", FAILURES)
+def test_staging_failure(name):
+    assert outcomes(FAILURES)[name] is None, outcomes(FAILURES)[name]
 
 
 @pytest.mark.timeout(300)
@@ -40,7 +54,7 @@ def test_staging(name, outcomes):
     [(2, 300), pytest.param(4, 1500, marks=pytest.mark.slow)],
 )
 def test_conformance_on_the_device(ranks, cases):
-    """The cases of the CPU, in pieces of 256 bytes: every dtype, reduction and layout."""
+    """The cases of the CPU, in chunks of 256 bytes: every dtype, reduction and layout."""
     command = [sys.executable, CONFORMANCE, "--device", "standin", "--ranks", ranks]
     wanted = {**environment(delay_ms=0.05), **SERVED, "CCL_STAGING_BYTES": "256"}
     result = run([*command, "--cases", cases, "--seed", 5], env={**os.environ, **wanted})
@@ -56,8 +70,8 @@ try:
 except ValueError as error:
     print(error)
 """
-    said = run_script(script, CCL_DEVICES="nowhere")
-    assert "CCL_DEVICES" in said and "'nowhere'" in said
+    printed = run_script(script, CCL_DEVICES="nowhere")
+    assert "CCL_DEVICES" in printed and "'nowhere'" in printed
 
 
 def test_devices_by_default():

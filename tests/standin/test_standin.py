@@ -1,4 +1,4 @@
-"""The stand-in device by itself: its numbers are right, late, and wrong where a wait is missing."""
+"""The stand-in device itself: asynchronous results, wrong ones if a wait is missing."""
 
 import json
 import os
@@ -6,17 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import standin_checks
-from programs import run
-from ranks import run_script
-from standin_device import environment
+from support import standin_checks
+from support.commands import run
+from support.ranks import run_script
+from support.standin_device import environment
 
-pytestmark = pytest.mark.timeout(300)  # the first test pays for all checks
+# The first test runs all checks, so all run on one worker.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("standin")]
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, str | None]:
-    """What each check came to; all of them run in one program, which loads torch once."""
+    """The failure of each check, or None; one program runs all checks and imports torch once."""
     result = run(
         [sys.executable, Path(standin_checks.__file__)],
         env={**os.environ, **environment(), "OMP_NUM_THREADS": "1"},
@@ -40,12 +41,12 @@ def test_number_of_devices():
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
 def test_imported_by_name(autoload):
-    """Before torch has loaded it, too."""
+    """Also before torch has loaded it."""
     script = "import standin, torch; print(torch.ones(2, device='standin:1').sum().item())"
     wanted = {**environment(), "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
     assert run_script(script, **wanted) == "2.0\n"
 
 
-def test_is_loaded_only_where_asked_for():
+def test_not_loaded_by_default():
     script = "import torch; print(torch._C._get_privateuse1_backend_name())"
     assert run_script(script) == "privateuseone\n"

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Runs torch's own distributed suite for a CPU backend.
 
-tests/torch_suite/run.py --backend ccl --world-size 4             what a CPU backend can run
+tests/torch_suite/run.py --backend ccl --world-size 4             all tests for a CPU backend
 tests/torch_suite/run.py --backend ccl --tests 'reduce_sum$'      some of it
-tests/torch_suite/run.py --backend gloo --strict                  what the suite runs by itself
-tests/torch_suite/run.py --backend gloo --strict --replace        the same, served by ccl
+tests/torch_suite/run.py --backend gloo --strict                  with torch's own skips
+tests/torch_suite/run.py --backend gloo --strict --replace        the same on ccl, named gloo
 tests/torch_suite/run.py --namespaces /run/netns/a,/run/netns/b --host-of 0,0,1,1     over two hosts
 
-One line per test, then the tracebacks of those that failed, then the sums.
+Prints one line per test, the tracebacks of failed tests, and the counts.
 """
 
 import argparse
@@ -29,14 +29,12 @@ def parse_arguments():
     )
     parser.add_argument("--backend", choices=["gloo", "ccl"], default="ccl")
     parser.add_argument("--world-size", type=int, default=4)
-    parser.add_argument("--strict", action="store_true", help="skip as torch does, by name")
-    parser.add_argument("--replace", action="store_true", help="ccl takes the backend's place")
+    parser.add_argument("--strict", action="store_true", help="skip as torch does, by backend name")
+    parser.add_argument("--replace", action="store_true", help="run ccl under the backend's name")
     parser.add_argument("--tests", metavar="REGEX", default="", help="only names that match")
     parser.add_argument("--names", metavar="FILE", type=Path, help="only the names in this file")
-    parser.add_argument("--namespaces", metavar="A,B", default="", help="hosts: of the network")
-    parser.add_argument(
-        "--host-of", metavar="H,H", default="", help="in which of them each rank is"
-    )
+    parser.add_argument("--namespaces", metavar="A,B", default="", help="of each host")
+    parser.add_argument("--host-of", metavar="H,H", default="", help="index of each rank's host")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results here")
     return parser.parse_args()
 
@@ -56,7 +54,7 @@ def chosen(names: list[str], pattern: str, file: Path | None) -> list[str]:
 
 
 def error_of(error: BaseException) -> str:
-    """The line that says what went wrong in the first rank which reported it."""
+    """The line of the error in the first rank that reported one."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)]
     return (raised or lines)[0]
@@ -98,7 +96,7 @@ def main() -> int:
     arguments = parse_arguments()
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torch_suite_") as directory:
-        tempfile.tempdir = directory  # torch's harness leaves a file behind for every test
+        tempfile.tempdir = directory  # torch's harness leaves a file for every test
         cases = suite.load(
             arguments.backend,
             arguments.world_size,

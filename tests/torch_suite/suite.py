@@ -1,8 +1,8 @@
 """torch's own distributed suite as a TestCase that a CPU backend can run.
 
-The suite lives in the wheel, in torch.testing._internal.distributed.distributed_test. It decides by
-the backend's name what to skip, so a plugin would skip nearly everything. load(widen=True) looks at
-the reason of each skip instead, and runs what a CPU backend is able to run.
+The suite is part of the wheel: torch.testing._internal.distributed.distributed_test. It skips tests
+by the backend's name, so a plugin would skip nearly all. load(widen=True) looks at the reason of
+each skip instead, and runs every test that a CPU backend can run.
 """
 
 import faulthandler
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
-sys.path.append(str(Path(__file__).parents[1] / "hosts"))
-from virtual import enter_namespace
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from support.virtual_hosts import enter_namespace
 
 BOUND_S = 45
 
-# A test with one of these reasons needs no GPU, or has a second reason that says it does.
+# A test with one of these reasons needs no GPU, or has a second skip reason.
 NOT_A_REASON = re.compile(
     r"Only gloo backend supports timeouts"
     r"|GLOO Batch Send Recv CPU"
@@ -37,7 +37,7 @@ NOT_A_REASON = re.compile(
 )
 
 
-#: Tests that start no operation on any rank: of names, numbers and refused arguments.
+#: Tests that start no operation on any rank.
 WITHOUT_OPERATIONS = {
     "test_Backend_enum_class",
     "test_DistributedDataParallel_requires_grad",
@@ -57,9 +57,9 @@ WITHOUT_OPERATIONS = {
 def load(
     backend: str, world_size: int, directory: str, widen: bool, replace: bool = False
 ) -> type[unittest.TestCase]:
-    """Imports the suite; it reads the environment while it is imported, so this works once.
+    """Imports the suite. It reads the environment at import, so call this once per process.
 
-    With `replace` the suite asks for `backend` by name, and CCL_REPLACE puts ccl in its place.
+    With `replace` the suite requests `backend` by name, and CCL_REPLACE substitutes ccl.
     """
     if replace:
         os.environ["CCL_REPLACE"] = backend
@@ -71,7 +71,7 @@ def load(
         PYTORCH_PRINT_REPRO_ON_FAILURE="0",
         CUDA_VISIBLE_DEVICES="",  # the same set of tests on every machine
     )
-    # Ranks share the cores; and Gloo should not depend on what the host's name resolves to.
+    # Ranks share the cores; and Gloo must not depend on the host's name.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -90,7 +90,7 @@ def load(
 
 
 def _served_by(backend: str, replace: bool) -> tuple[type, Callable[[], int] | None]:
-    """The class of the groups, and what counts the operations of ccl if they must rise."""
+    """The class of the groups, and the operation counter of ccl if it must increase."""
     import torch.distributed as dist
     import torch_ccl
 
@@ -101,7 +101,7 @@ def _served_by(backend: str, replace: bool) -> tuple[type, Callable[[], int] | N
 
 
 class _QuickPolls:
-    """The module time, but torch's harness looks every 10 ms instead of every 100 ms."""
+    """The module time, with shorter sleeps: torch's harness polls every 10 ms, not every 100 ms."""
 
     def __getattr__(self, name):
         return getattr(time, name)
@@ -115,7 +115,7 @@ class _QuickPolls:
 
 
 def _skip_gpu_tests_early(common_distributed):
-    """The same skips for the same reasons, but before four ranks are started for nothing."""
+    """The same skips for the same reasons, but before any rank is started."""
 
     def skip_if_lt_x_gpu(count, *, allow_cpu=False):
         reason = common_distributed.TEST_SKIPS[f"multi-gpu-{count}"].message
@@ -134,7 +134,7 @@ def _widen_skips(common_utils, common_distributed):
         return skip_if(condition and not NOT_A_REASON.match(reason), reason)
 
     def skip_if_small_worldsize(test):
-        """torch asks for 8 ranks, but the tests use the group [1, 2] and so need 3."""
+        """torch requires 8 ranks, but the tests use the group [1, 2] and need 3."""
 
         @functools.wraps(test)
         def wrapper(*args, **kwargs):
@@ -150,11 +150,11 @@ def _widen_skips(common_utils, common_distributed):
 
 
 def _accept_in_bodies(suite, backend):
-    """The few places in which the tests themselves look at the name."""
+    """The few tests that check the backend's name themselves."""
     for names in (suite.PROFILING_SUPPORTED_BACKENDS, suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
-        names.append(backend)  # so that the rows "<backend>:<operation>" are looked for
+        names.append(backend)  # the tests look for rows "<backend>:<operation>"
 
-    # It asks for the name only to know whether the model lives on the CPU.
+    # It uses the name only to decide whether the model is on the CPU.
     base = suite.DistributedTest._DistTestBase
     base._test_accumulate_gradients_no_sync = mock.patch.object(suite, "BACKEND", "gloo")(
         base._test_accumulate_gradients_no_sync
@@ -165,7 +165,7 @@ def _accept_in_bodies(suite, backend):
 
 
 def _check_groups(backend_class: type) -> None:
-    """All groups of this rank must really be served by the backend that is being tested."""
+    """All groups of this rank must use the backend under test."""
     import torch
     from torch.distributed.distributed_c10d import _ProcessGroupWrapper, _world
 
@@ -184,7 +184,7 @@ def _test_case(suite, backend_class: type, operations) -> type[unittest.TestCase
         def setUp(self):
             super().setUp()
             self.started.value = 0
-            # Forked ranks have torch loaded already: tenths of a second instead of many seconds.
+            # Forked ranks have torch loaded: tenths of a second instead of seconds.
             self._start_processes(multiprocessing.get_context("fork").Process)
 
         networks: ClassVar[list[str]] = []  # by rank: the network namespace of its host
@@ -192,10 +192,10 @@ def _test_case(suite, backend_class: type, operations) -> type[unittest.TestCase
 
         @classmethod
         def _run(cls, rank, *args, **kwargs):
-            faulthandler.dump_traceback_later(BOUND_S + 5, exit=True)  # no rank is left behind
+            faulthandler.dump_traceback_later(BOUND_S + 5, exit=True)  # kill the remaining ranks
             if cls.networks:
                 enter_namespace(cls.networks[rank])
-                os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # some tests make a group of Gloo's
+                os.environ["GLOO_SOCKET_IFNAME"] = "eth0"  # some tests create a Gloo group
             super()._run(rank, *args, **kwargs)
 
         def run_test(self, test_name, parent_pipe):
@@ -214,7 +214,7 @@ def _test_case(suite, backend_class: type, operations) -> type[unittest.TestCase
             super().run_test(test_name, parent_pipe)
 
         def _check_return_codes(self, fn, elapsed_time):
-            super()._check_return_codes(fn, elapsed_time)  # looks at the code of rank 0 only
+            super()._check_return_codes(fn, elapsed_time)  # checks only rank 0
             codes = [process.exitcode for process in self.processes]
             assert not any(codes), f"exit codes of the ranks: {codes}"
             if operations:

@@ -1,4 +1,4 @@
-"""torch's own distributed suite on ccl, against what Gloo passes of it."""
+"""torch's own distributed suite on ccl, compared with the tests that pass on Gloo."""
 
 import json
 import os
@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "hosts"))
-from virtual import virtual_hosts
+from support.virtual_hosts import virtual_hosts
 
 FOLDER = Path(__file__).parent
 GLOO_PASSES_AS_SHIPPED = 94
 GLOO_RUNS_WIDENED = 127  # 123 pass, 4 fail
 BOUND_S = 480
+FULL_SUITE = pytest.mark.xdist_group("torch suite")  # the first test runs the suite
 
 
 def read_list(name: str) -> dict[str, str]:
-    """The names in a list, each with the comment behind it."""
+    """The names in a list, each with its comment."""
     parts = [line.partition("#") for line in (FOLDER / name).read_text().splitlines()]
     return {test.strip(): comment.strip() for test, _, comment in parts if test.strip()}
 
@@ -48,8 +47,8 @@ def results(tmp_path_factory):
     return run_suite(directory, "--backend", "ccl", "--world-size", "4")
 
 
-# Over two hosts, and over four; of both a sample is not slow.
-LEAST_SENT_BYTES = 10_000  # more than the store and its pings
+# Over two and over four hosts; `make test` runs a sample.
+LEAST_SENT_BYTES = 10_000  # more than the traffic of the store
 LAYOUTS = [[0, 0, 1, 1], [0, 1, 2, 3]]
 SAMPLE = "test_all_reduce_sum$|test_broadcast$|test_all_to_all_group$|test_send_recv_any_source$"
 
@@ -57,8 +56,8 @@ SAMPLE = "test_all_reduce_sum$|test_broadcast$|test_all_to_all_group$|test_send_
 def run_over_hosts(directory: Path, layout: list[int], *arguments: str) -> dict[str, dict]:
     with virtual_hosts(len(set(layout))) as hosts:
         networks = ",".join(host.path for host in hosts)
-        places = ",".join(map(str, layout))
-        results = run_suite(directory, "--namespaces", networks, "--host-of", places, *arguments)
+        host_of = ",".join(map(str, layout))
+        results = run_suite(directory, "--namespaces", networks, "--host-of", host_of, *arguments)
         sent = [host.sent_bytes() for host in hosts]
     assert min(sent) > LEAST_SENT_BYTES, f"the hosts did not exchange data: {sent}"
     return results
@@ -69,6 +68,15 @@ def test_sample_over_hosts(tmp_path, layout):
     results = run_over_hosts(tmp_path, layout, "--tests", SAMPLE)
     wrong = not_passed(results, results)
     assert len(results) >= 4 and not wrong, report(wrong)
+
+
+def test_sample_of_ccl_as_gloo(tmp_path):
+    """The suite requests "gloo"; each test must start operations of ccl."""
+    replace = ("--backend", "gloo", "--strict", "--replace")
+    results = run_suite(tmp_path, *replace, "--tests", SAMPLE)
+    names = [name for name in results if name in read_list("gloo_passes.txt")]
+    wrong = not_passed(results, names)
+    assert len(names) >= 3 and not wrong, report(wrong)
 
 
 @pytest.mark.slow
@@ -86,7 +94,7 @@ def exceptions():
     return read_list("exceptions.txt")
 
 
-# ---- what must hold of the results; each returns what is wrong
+# ---- checks of the results; each returns the failures
 
 
 def not_passed(results, names) -> list[str]:
@@ -111,6 +119,7 @@ def report(wrong: list[str]) -> str:
 # ---- the tests
 
 
+@FULL_SUITE
 @pytest.mark.timeout(BOUND_S + 60)
 def test_ccl_passes_what_gloo_passes(results, exceptions):
     names = read_list("gloo_passes.txt")
@@ -119,6 +128,7 @@ def test_ccl_passes_what_gloo_passes(results, exceptions):
     assert not wrong, report(wrong)
 
 
+@FULL_SUITE
 @pytest.mark.timeout(BOUND_S + 60)
 def test_ccl_fails_nothing_that_a_cpu_backend_can_run(results, exceptions):
     names = read_list("cpu_tests.txt")
@@ -128,6 +138,7 @@ def test_ccl_fails_nothing_that_a_cpu_backend_can_run(results, exceptions):
     assert not wrong, report(wrong)
 
 
+@FULL_SUITE
 @pytest.mark.timeout(BOUND_S + 60)
 def test_exceptions_are_few_and_still_needed(results, exceptions):
     assert len(exceptions) <= 6
@@ -135,14 +146,15 @@ def test_exceptions_are_few_and_still_needed(results, exceptions):
         place, _, message = comment.partition(": ")
         assert re.fullmatch(r"torch/\S+\.(py|hpp|cpp):\d+", place), f"{name}: where in torch?"
         assert results[name]["outcome"] == "fail", f"{name} is no exception any more: remove it"
-        # Whatever else goes wrong in it is not excused.
+        # Another failure of the test is not excused.
         assert message and message in results[name]["traceback"], describe(name, results[name])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(BOUND_S + 60)
-def test_ccl_in_gloos_place_passes_what_gloo_passes(tmp_path):
-    """Asked for by the name of gloo, and with no exceptions. Each test has started operations of
-    ccl, but for those that suite.py lists."""
+def test_ccl_as_gloo_passes_what_gloo_passes(tmp_path):
+    """The suite requests "gloo", without exceptions. Each test must start operations of ccl, except
+    those that suite.py lists."""
     results = run_suite(tmp_path, "--backend", "gloo", "--strict", "--replace")
     names = read_list("gloo_passes.txt")
     assert len(names) >= GLOO_PASSES_AS_SHIPPED

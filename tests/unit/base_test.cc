@@ -69,12 +69,13 @@ TEST(Settings, BadValuesAreNamed) {
 
 std::string settings_page() {
   std::string page =
-      "# Settings\n\nRead from the environment when a context is created; the Python package reads "
-      "`CCL_REPLACE` ([replacing](replacing.md)) and `CCL_DEVICES` "
-      "([accelerators](accelerators.md)) "
-      "at `import torch`. Generated from the table "
+      "# Settings\n\nThe library reads these variables when a context is created. The Python "
+      "package "
+      "reads `CCL_REPLACE` ([backend override](backend-override.md)) and `CCL_DEVICES` "
+      "([accelerators](accelerators.md)) at `import torch`. This page is generated from the table "
       "in "
-      "`src/config/settings.cc`.\n\n| name | default | meaning |\n|---|---|---|\n";
+      "`src/config/settings.cc`; `torch-ccl info` shows the values in effect.\n\n"
+      "| name | default | meaning |\n|---|---|---|\n";
   for (const SettingRow& row : setting_rows())
     page += std::string("| `") + row.name + "` | " + row.default_value + " | " + row.doc + " |\n";
   return page;

@@ -1,4 +1,4 @@
-// Two ends of the network in one process, over loopback, by each software provider at hand.
+// Two endpoints in one process, over loopback, with each software provider.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -24,7 +24,7 @@ Bytes pattern(std::size_t bytes, unsigned seed) {
   return data;
 }
 
-class Network : public ::testing::TestWithParam<const char*> {
+class EndpointTest : public ::testing::TestWithParam<const char*> {
  protected:
   Endpoint a{{.provider = GetParam(), .address = "127.0.0.1"}};
   Endpoint b{{.provider = GetParam(), .address = "127.0.0.1"}};
@@ -32,7 +32,7 @@ class Network : public ::testing::TestWithParam<const char*> {
   Endpoint::Peer to_a = b.add_peer(a.address());
 
   template <class Condition>
-  bool comes_true(const Condition& condition, std::chrono::milliseconds within = 20s) {
+  bool progress_until(const Condition& condition, std::chrono::milliseconds within = 20s) {
     const auto end = Clock::now() + within;
     while (!condition()) {
       if (Clock::now() > end) return false;
@@ -41,20 +41,20 @@ class Network : public ::testing::TestWithParam<const char*> {
     }
     return true;
   }
-  /// The data is kept to the end of the test.
+  /// Keeps the data until the end of the test.
   void send(std::uint64_t tag, Bytes data, Request& request) {
     sent_.push_back(std::move(data));
-    ASSERT_TRUE(comes_true([&] { return a.send(to_b, tag, sent_.back(), request); }));
+    ASSERT_TRUE(progress_until([&] { return a.send(to_b, tag, sent_.back(), request); }));
   }
   void receive(std::uint64_t tag, Bytes& data, Request& request) {
-    ASSERT_TRUE(comes_true([&] { return b.receive(to_a, tag, data, request); }));
+    ASSERT_TRUE(progress_until([&] { return b.receive(to_a, tag, data, request); }));
   }
 
  private:
   std::deque<Bytes> sent_;
 };
 
-TEST_P(Network, CarriesMessagesOfAnySize) {
+TEST_P(EndpointTest, CarriesMessagesOfAnySize) {
   for (const std::size_t bytes : {0, 1, 8, 4096, 65'536, 1'000'003, 20'000'000}) {
     const Bytes data = pattern(bytes, 3);
     Bytes got(bytes, std::byte{0xee});
@@ -62,7 +62,7 @@ TEST_P(Network, CarriesMessagesOfAnySize) {
     Request receiving;
     receive(7, got, receiving);
     send(7, data, sending);
-    ASSERT_TRUE(comes_true([&] { return sending.done() && receiving.done(); })) << bytes;
+    ASSERT_TRUE(progress_until([&] { return sending.done() && receiving.done(); })) << bytes;
     EXPECT_EQ(sending.error(), 0);
     EXPECT_EQ(receiving.error(), 0);
     EXPECT_EQ(receiving.bytes(), bytes);
@@ -70,7 +70,7 @@ TEST_P(Network, CarriesMessagesOfAnySize) {
   }
 }
 
-TEST_P(Network, MatchesByTagAndKeepsTheOrderOfEqualTags) {
+TEST_P(EndpointTest, MatchesByTagAndKeepsTheOrderOfEqualTags) {
   std::deque<Request> requests(8);
   std::vector<Bytes> got(4, Bytes(100));
   const std::array<std::uint64_t, 4> tags{5, 9, 5, 6};
@@ -79,12 +79,12 @@ TEST_P(Network, MatchesByTagAndKeepsTheOrderOfEqualTags) {
   receive(5, got[0], requests[5]);
   receive(9, got[1], requests[6]);
   receive(5, got[2], requests[7]);
-  ASSERT_TRUE(comes_true(
+  ASSERT_TRUE(progress_until(
       [&] { return std::ranges::all_of(requests, [](const Request& r) { return r.done(); }); }));
   for (unsigned i = 0; i < 4; ++i) EXPECT_EQ(got[i], pattern(100, i)) << i;
 }
 
-TEST_P(Network, TakesMoreMessagesThanItHasRoomFor) {
+TEST_P(EndpointTest, AcceptsMoreMessagesThanItsQueueHolds) {
   constexpr std::size_t kCount = 1000;
   std::deque<Request> sending(kCount);
   std::deque<Request> receiving(kCount);
@@ -95,42 +95,42 @@ TEST_P(Network, TakesMoreMessagesThanItHasRoomFor) {
   const auto all_done = [](const std::deque<Request>& requests) {
     return std::ranges::all_of(requests, [](const Request& r) { return r.done(); });
   };
-  ASSERT_TRUE(comes_true([&] { return all_done(sending) && all_done(receiving); }));
+  ASSERT_TRUE(progress_until([&] { return all_done(sending) && all_done(receiving); }));
   for (std::size_t i = 0; i < kCount; ++i)
     ASSERT_EQ(got[i], pattern(sizeof i, static_cast<unsigned>(i))) << i;
 }
 
-TEST_P(Network, CancelsAReceiveThatNothingHasMatched) {
+TEST_P(EndpointTest, CancelsAnUnmatchedReceive) {
   Bytes got(100, std::byte{1});
   Request receiving;
   receive(1, got, receiving);
   b.cancel(receiving);
-  ASSERT_TRUE(comes_true([&] { return receiving.done(); }));
+  ASSERT_TRUE(progress_until([&] { return receiving.done(); }));
   EXPECT_EQ(receiving.error(), ECANCELED);
   Request sending;
   Request again;
-  receive(1, got, again);  // it takes the message
+  receive(1, got, again);  // this one matches the message
   send(1, pattern(100, 8), sending);
-  ASSERT_TRUE(comes_true([&] { return again.done(); }));
+  ASSERT_TRUE(progress_until([&] { return again.done(); }));
   EXPECT_EQ(got, pattern(100, 8));
 }
 
-TEST_P(Network, SaysSoIfAMessageIsLongerThanItsReceive) {
+TEST_P(EndpointTest, ReportsAMessageLongerThanItsReceive) {
   Bytes got(10);
   Request receiving;
   Request sending;
   receive(1, got, receiving);
   send(1, pattern(100, 1), sending);
-  ASSERT_TRUE(comes_true([&] { return receiving.done(); }));
+  ASSERT_TRUE(progress_until([&] { return receiving.done(); }));
   EXPECT_NE(receiving.error(), 0);
 }
 
-TEST_P(Network, SleepsUntilAMessageComesOrTheTimeIsOver) {
+TEST_P(EndpointTest, SleepsUntilAMessageArrivesOrTheTimeout) {
   Bytes got(8);
   Request receiving;
   Request sending;
   receive(1, got, receiving);
-  comes_true([] { return false; }, 50ms);  // nothing moves any more
+  progress_until([] { return false; }, 50ms);  // no traffic left
   const auto begin = Clock::now();
   while (Clock::now() - begin < 100ms) {
     b.sleep(100ms);
@@ -153,20 +153,20 @@ TEST_P(Network, SleepsUntilAMessageComesOrTheTimeIsOver) {
   EXPECT_EQ(got, data);
 }
 
-INSTANTIATE_TEST_SUITE_P(Provider, Network, ::testing::Values("tcp", "sockets"),
+INSTANTIATE_TEST_SUITE_P(Provider, EndpointTest, ::testing::Values("tcp", "sockets"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(Fabric, NamesAProviderThatIsNotThere) {
+TEST(Fabric, ErrorNamesAMissingProvider) {
   try {
-    const Endpoint endpoint({.provider = "carrier-pigeon", .address = "127.0.0.1"});
+    const Endpoint endpoint({.provider = "no-such-provider", .address = "127.0.0.1"});
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Errc::system);
-    EXPECT_NE(std::string(error.what()).find("carrier-pigeon"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("no-such-provider"), std::string::npos) << error.what();
   }
 }
 
-TEST(Fabric, IsOldEnough) { EXPECT_GE(library().version(), FI_VERSION(1, 17)); }
+TEST(Fabric, IsAtLeastTheRequiredVersion) { EXPECT_GE(library().version(), FI_VERSION(1, 17)); }
 
 }  // namespace
 }  // namespace tccl::ofi

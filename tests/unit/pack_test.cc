@@ -72,7 +72,7 @@ std::uint16_t expected_bfloat16(float value) {
   return static_cast<std::uint16_t>(up ? away : towards_zero);
 }
 
-float cut_to_17_bits(float value) {
+float truncated_to_17_bits(float value) {
   int exponent = 0;
   const float fraction = std::frexp(value, &exponent);
   return std::ldexp(std::floor(std::ldexp(fraction, 17)), exponent - 17);
@@ -85,7 +85,7 @@ float expected_scale(const float* block, std::size_t count) {
     largest = std::max(largest, std::fabs(block[i]));
   }
   if (largest <= kSmallestNormal / 2) return 0;
-  return std::max(cut_to_17_bits(largest / 127), kSmallestNormal);
+  return std::max(truncated_to_17_bits(largest / 127), kSmallestNormal);
 }
 
 void append_expected_block(Bytes& packed, const float* block, std::size_t count) {
@@ -149,7 +149,7 @@ Values any_bits(std::size_t count) {
   return values;
 }
 
-/// Zeros, but for these numbers in turn, one in every block but every third.
+/// Zeros, except for one of `rare` in two of three blocks.
 Values zeros_with(std::size_t count, const Values& rare) {
   Values values(count);
   for (std::size_t i = 0; i < count; i += 128)
@@ -201,7 +201,7 @@ constexpr Kind kKinds[] = {
 
 // ---- Kernels ----
 
-/// With bytes around that must stay, at an odd address.
+/// At an odd address, between margins that must not change.
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes) : bytes_(bytes + 2 * kMargin + 1, kMark) {}
@@ -223,13 +223,13 @@ class Buffer {
   Bytes bytes_;
 };
 
-const kernels::Packing& packing_of(const kernels::Variant& variant, WireFormat format) {
-  return format == WireFormat::int8 ? variant.packings->int8 : variant.packings->bfloat16;
+const kernels::PackKernel& pack_kernel_for(const kernels::Variant& variant, WireFormat format) {
+  return format == WireFormat::int8 ? variant.pack_kernels->int8 : variant.pack_kernels->bfloat16;
 }
 
 Bytes packed_by(const kernels::Variant& variant, const Values& values, WireFormat format) {
   Buffer from(values.data(), 4 * values.size()), to(kernels::packed_bytes(format, values.size()));
-  packing_of(variant, format).pack(to.data(), from.data(), values.size());
+  pack_kernel_for(variant, format).pack(to.data(), from.data(), values.size());
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
@@ -237,7 +237,7 @@ Bytes packed_by(const kernels::Variant& variant, const Values& values, WireForma
 Bytes unpacked_by(const kernels::Variant& variant, const Bytes& packed, std::size_t count,
                   WireFormat format) {
   Buffer from(packed.data(), packed.size()), to(4 * count);
-  packing_of(variant, format).unpack(to.data(), from.data(), count);
+  pack_kernel_for(variant, format).unpack(to.data(), from.data(), count);
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
@@ -276,7 +276,7 @@ class Packing : public testing::TestWithParam<Format> {
   static WireFormat format() { return GetParam().wire; }
 };
 
-TEST_P(Packing, IsAsDescribed) {
+TEST_P(Packing, MatchesTheDescription) {
   for_each([](const Values& values) {
     const Bytes packed = expected_packed(values, format());
     const Values unpacked = unpack(packed, values.size(), format());
@@ -298,14 +298,14 @@ TEST_P(Packing, HasTheSameBytesInEveryVariant) {
   });
 }
 
-TEST_P(Packing, OfWhatWasUnpackedGivesTheSameBytes) {
+TEST_P(Packing, OfUnpackedDataGivesTheSameBytes) {
   for_each([](const Values& values) {
     const Bytes packed = pack(values, format());
     EXPECT_EQ(pack(unpack(packed, values.size(), format()), format()), packed);
   });
 }
 
-TEST_P(Packing, CanBeCutBetweenBlocks) {
+TEST_P(Packing, CanBeSplitBetweenBlocks) {
   constexpr std::size_t kCount = 1000;
   const Values values = normal_values(kCount, 1),
                whole = unpack(pack(values, format()), kCount, format());
@@ -337,11 +337,11 @@ TEST_P(Packing, DoesNotDependOnTheCallersRounding) {
 INSTANTIATE_TEST_SUITE_P(All, Packing, testing::ValuesIn(kFormats),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-// ---- What comes back ----
+// ---- Errors of a round trip ----
 
 constexpr float kMagnitudes[] = {1e-37f, 1e-30f, 1e-6f, 1, 127, 3e4f, 1e30f};
 
-TEST(PackedBytes, AreCounted) {
+TEST(PackedBytes, OfEachFormat) {
   EXPECT_EQ(kernels::packed_bytes(WireFormat::same, 129), 516u);
   EXPECT_EQ(kernels::packed_bytes(WireFormat::bfloat16, 129), 258u);
   EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 0), 0u);
@@ -362,7 +362,7 @@ TEST(PackedBFloat16, ErrorsAreWithinTheBound) {
   }
 }
 
-TEST(PackedBFloat16, KeepsWhatIsNoNumber) {
+TEST(PackedBFloat16, KeepsInfinityAndNan) {
   const Values values = {kInfinity, -kInfinity, kNan, -kNan, std::bit_cast<float>(0x7f800001u),
                          -0.0f};
   const Values result =
@@ -415,7 +415,7 @@ TEST(PackedInt8, ErrorsAreWithinTheBoundAtTheEndsOfTheRange) {
   expect_int8_within_bound(values);
 }
 
-TEST(PackedInt8, OneSpecialMakesItsBlockNanAndNoOther) {
+TEST(PackedInt8, ANonFiniteElementMakesOnlyItsBlockNan) {
   for (const float special : {kNan, -kNan, kInfinity, -kInfinity})
     for (const std::size_t at : {128, 200, 255}) {
       Values values(3 * 128, 1.0f);
@@ -431,7 +431,7 @@ TEST(PackedInt8, OneSpecialMakesItsBlockNanAndNoOther) {
     }
 }
 
-TEST(PackedInt8, ZerosHaveNoScale) {
+TEST(PackedInt8, ZerosHaveScaleZero) {
   EXPECT_EQ(pack(Values(128, -0.0f), WireFormat::int8), Bytes(132, 0));
 }
 

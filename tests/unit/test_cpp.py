@@ -4,9 +4,11 @@ import re
 import subprocess
 
 import pytest
-from programs import BUILD_DIR, run
+from support.commands import BUILD_DIR, run
 
 GROUP_ABOVE = 60  # a program with more cases is run suite by suite, to start fewer processes
+#: Programs that run alone: they measure time, or compare /tmp, /dev/shm and /proc.
+ALONE = {"control_test", "death_test", "kill_soak_test"}
 
 
 def cases_of(program) -> list[str]:
@@ -31,18 +33,25 @@ def filters_of(program) -> list[str]:
     return cases
 
 
-def marks_of(case: str):
+def marks_of(program: str, case: str) -> list:
     """Suites that start processes are left out under TSan."""
-    return [] if re.search("Process|DeathTest", case.split(".")[0]) else [pytest.mark.tsan]
+    marks = [pytest.mark.alone] if program in ALONE else []
+    if not re.search("Process|DeathTest", case.split(".")[0]):
+        marks.append(pytest.mark.tsan)
+    return marks
 
 
 def all_cases():
     programs = sorted((BUILD_DIR / "tests").glob("*_test"))
     if not programs:
         pytest.fail(f"no test programs in {BUILD_DIR}/tests: make native", pytrace=False)
+    if missing := ALONE - {program.name for program in programs}:
+        pytest.fail(f"ALONE names programs that do not exist: {missing}", pytrace=False)
     for program in programs:
         for case in filters_of(program):
-            yield pytest.param(program, case, id=f"{program.name}-{case}", marks=marks_of(case))
+            yield pytest.param(
+                program, case, id=f"{program.name}-{case}", marks=marks_of(program.name, case)
+            )
 
 
 @pytest.mark.parametrize("program, case", list(all_cases()))

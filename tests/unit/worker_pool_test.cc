@@ -1,4 +1,4 @@
-// Lists of cores, the plan made of the settings, and the worker threads themselves.
+// Lists of cores, the worker pool options that the planner derives from the settings, and the pool.
 #include "base/worker_pool.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ TEST(Cores, ListsAndRanges) {
   EXPECT_EQ(parse_cores("0-3,28-29,5,5"), (Cores{0, 1, 2, 3, 28, 29, 5, 5}));
 }
 
-TEST(Cores, WhatIsNoListIsRefused) {
+TEST(Cores, InvalidListsAreRejected) {
   for (const char* text : {"", ",", "1,", ",1", "-1", "1-", "3-1", "a", "1 ,2", "1;2", "70000",
                            "0-99999999", "99999999999", "1-2-3"}) {
     EXPECT_THROW(parse_cores(text), Error) << text;
@@ -49,7 +49,7 @@ TEST(Cores, AsText) {
   EXPECT_EQ(cores_text(Cores{0, 1, 2, 3, 28, 29, 31}), "0-3,28,29,31");
 }
 
-// ---- the plan
+// ---- options from the settings
 
 constexpr const char* kTwoTimesFour = "0,1,2,3,28,29,31,32";  // 28 cores per socket, 4 for workers
 
@@ -71,7 +71,7 @@ int default_count(int cores, int sharing) {
   return plan_workers(settings_of({}), {0, 8, sharing, range(0, cores - 1)}).count;
 }
 
-TEST(WorkerPoolOptions, ByDefaultFromTheRanksShareOfItsCores) {
+TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCores) {
   EXPECT_EQ(default_count(2, 2), 0);
   EXPECT_EQ(default_count(2, 1), 1);
   EXPECT_EQ(default_count(1, 8), 0);
@@ -80,7 +80,7 @@ TEST(WorkerPoolOptions, ByDefaultFromTheRanksShareOfItsCores) {
   EXPECT_FALSE(plan_workers(settings_of({}), {0, 1, 1, range(0, 3)}).start_eagerly);
 }
 
-TEST(WorkerPoolOptions, EveryRankTakesItsPartOfTheList) {
+TEST(WorkerPoolOptions, EachRankTakesItsPartOfTheList) {
   const Settings settings = settings_of(4, kTwoTimesFour);
   EXPECT_EQ(plan_workers(settings, {0, 2, 1, range(4, 27)}).cores, (Cores{0, 1, 2, 3}));
   const WorkerPoolOptions second = plan_workers(settings, {1, 2, 1, range(32, 55)});
@@ -89,21 +89,21 @@ TEST(WorkerPoolOptions, EveryRankTakesItsPartOfTheList) {
   EXPECT_TRUE(second.start_eagerly);
 }
 
-TEST(WorkerPoolOptions, AListAloneSaysHowMany) {
+TEST(WorkerPoolOptions, CoreListAloneSetsTheCount) {
   const WorkerPoolOptions plan = plan_workers(settings_of({}, "0-5"), {1, 3, 3, range(0, 7)});
   EXPECT_EQ(plan.count, 2);
   EXPECT_EQ(plan.cores, (Cores{2, 3}));
   EXPECT_TRUE(plan.start_eagerly);
 }
 
-TEST(WorkerPoolOptions, AListThatIsTooShortGoesAsFarAsItGoes) {
+TEST(WorkerPoolOptions, ShortCoreListPinsTheFirstWorkers) {
   const Settings settings = settings_of(2, "4,5,6");
   EXPECT_EQ(plan_workers(settings, {1, 3, 3, range(0, 7)}).cores, (Cores{6}));
   EXPECT_EQ(plan_workers(settings, {2, 3, 3, range(0, 7)}).cores, (Cores{}));
 }
 
-TEST(WorkerPoolOptions, WhatFitsTogetherIsNotRemarkedOn) {
-  // Cores kept free for the workers, as in the documents; one of them is the rank's own.
+TEST(WorkerPoolOptions, ConsistentSettingsGiveNoWarning) {
+  // Cores reserved for workers, as documented; one of them is the rank's own.
   EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 2, 1, range(4, 27)}), "");
   EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {1, 2, 1, range(32, 55)}), "");
   EXPECT_EQ(worker_settings_conflict(settings_of({}, kTwoTimesFour), {0, 4, 4, range(0, 1)}), "");
@@ -112,8 +112,9 @@ TEST(WorkerPoolOptions, WhatFitsTogetherIsNotRemarkedOn) {
   EXPECT_EQ(worker_settings_conflict(settings_of(0), {0, 2, 2, range(0, 1)}), "");
 }
 
-TEST(WorkerPoolOptions, WhatDisagreesIsNamed) {
-  const std::string text = worker_settings_conflict(settings_of(4, "0,1,2"), {0, 2, 2, range(4, 27)});
+TEST(WorkerPoolOptions, ConflictingSettingsAreNamed) {
+  const std::string text =
+      worker_settings_conflict(settings_of(4, "0,1,2"), {0, 2, 2, range(4, 27)});
   for (const char* value : {"CCL_WORKER_COUNT=4", "CCL_WORKER_AFFINITY=0,1,2 ", "(4-27)", "of 8"})
     EXPECT_NE(text.find(value), std::string::npos) << text;
   EXPECT_NE(worker_settings_conflict(settings_of({}, "0,1,2"), {0, 2, 2, range(0, 3)}), "");
@@ -123,7 +124,7 @@ TEST(WorkerPoolOptions, WhatDisagreesIsNamed) {
     EXPECT_NE(crowd.find(value), std::string::npos) << crowd;
 }
 
-// ---- the threads
+// ---- the pool
 
 struct Part {
   std::size_t begin;
@@ -158,8 +159,8 @@ std::vector<std::pair<std::string, std::string>> worker_threads() {
   return found;
 }
 
-/// A thread that has been joined may stand in /proc for a moment: the kernel wakes who joins it
-/// before it takes the thread from its lists.
+/// A joined thread may stay in /proc for a moment: the kernel wakes the joining thread before it
+/// removes the joined one.
 bool no_worker_threads_soon() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!worker_threads().empty()) {
@@ -169,7 +170,7 @@ bool no_worker_threads_soon() {
   return true;
 }
 
-TEST(WorkerPool, PartsBeginAtGrainsAndCoverEverything) {
+TEST(WorkerPool, PartsStartAtGrainsAndCoverTheRange) {
   WorkerPool workers({.count = 3});
   for (const std::size_t grain : {1, 3, 64}) {
     for (const std::size_t count : {0, 1, 2, 3, 5, 63, 64, 127, 128, 129, 1000, 12345, 100000}) {
@@ -187,7 +188,7 @@ TEST(WorkerPool, PartsBeginAtGrainsAndCoverEverything) {
   }
 }
 
-TEST(WorkerPool, WithoutThemTheCallerDoesItAll) {
+TEST(WorkerPool, WithoutWorkersTheCallerRunsTheRange) {
   WorkerPool workers({});
   const std::thread::id self = std::this_thread::get_id();
   workers.parallel_for(1000, 1, [&](std::size_t begin, std::size_t count) {
@@ -198,7 +199,7 @@ TEST(WorkerPool, WithoutThemTheCallerDoesItAll) {
   EXPECT_EQ(worker_threads().size(), 0U);
 }
 
-TEST(WorkerPool, AreMadeWhenTheyAreNeeded) {
+TEST(WorkerPool, ThreadsStartAtFirstUse) {
   WorkerPool workers({.count = 2});
   parts_of(workers, 10, 6);
   EXPECT_EQ(worker_threads().size(), 0U);
@@ -209,11 +210,11 @@ TEST(WorkerPool, AreMadeWhenTheyAreNeeded) {
   EXPECT_EQ(parts_of(workers, 12, 6).size(), 1U);
 }
 
-TEST(WorkerPool, Help) {
+TEST(WorkerPool, WorkersRunParts) {
   WorkerPool workers({.count = 1, .start_eagerly = true});
   std::atomic<bool> helped{false};
   const std::thread::id self = std::this_thread::get_id();
-  // The caller's first part ends when a worker has had one.
+  // The caller finishes its first part only after a worker has run one.
   workers.parallel_for(16, 1, [&](std::size_t, std::size_t) {
     if (std::this_thread::get_id() != self) helped = true;
     while (!helped) std::this_thread::yield();
@@ -221,7 +222,7 @@ TEST(WorkerPool, Help) {
   EXPECT_TRUE(helped);
 }
 
-TEST(WorkerPool, AreWokenForMuchWorkOnly) {
+TEST(WorkerPool, SleepingWorkersAreWokenForLargeRangesOnly) {
   WorkerPool workers({.count = 1, .start_eagerly = true});
   const std::thread::id self = std::this_thread::get_id();
   std::atomic<bool> helped{false};
@@ -236,7 +237,7 @@ TEST(WorkerPool, AreWokenForMuchWorkOnly) {
   EXPECT_TRUE(helped);
 }
 
-TEST(WorkerPool, ThatAreBusyHoldNobodyUp) {
+TEST(WorkerPool, BusyWorkersDoNotDelayOtherCallers) {
   WorkerPool workers({.count = 2, .start_eagerly = true});
   std::atomic<bool> go_on{false};
   std::atomic<int> waiting{0};
@@ -253,7 +254,7 @@ TEST(WorkerPool, ThatAreBusyHoldNobodyUp) {
   first.join();
 }
 
-TEST(WorkerPool, EveryIndexOnceWithEightCallers) {
+TEST(WorkerPool, EightCallersVisitEachIndexOnce) {
   WorkerPool workers({.count = 3});
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 8; ++caller)
@@ -262,7 +263,7 @@ TEST(WorkerPool, EveryIndexOnceWithEightCallers) {
       for (std::size_t round = 1; round <= 300; ++round) {
         const std::size_t count = round * static_cast<std::size_t>(caller + 1) % 400;
         seen.assign(count, 0);
-        // Plain memory: ThreadSanitizer sees whether parts and their end are ordered.
+        // Plain memory: ThreadSanitizer reports parts that are not ordered before the return.
         const auto see = [&](std::size_t begin, std::size_t length) {
           for (std::size_t i = begin; i < begin + length; ++i) ++seen[i];
         };
@@ -273,7 +274,7 @@ TEST(WorkerPool, EveryIndexOnceWithEightCallers) {
   for (std::thread& caller : callers) caller.join();
 }
 
-TEST(WorkerPool, ComeAndGo) {
+TEST(WorkerPool, StartsAndStopsRepeatedly) {
   for (int round = 0; round < 50; ++round) {
     WorkerPool workers({.count = 3, .start_eagerly = round % 2 == 0});
     if (round % 3 == 0) parts_of(workers, 100, 1);
@@ -281,7 +282,7 @@ TEST(WorkerPool, ComeAndGo) {
   EXPECT_TRUE(no_worker_threads_soon());
 }
 
-TEST(WorkerPool, AsleepUseNoTime) {
+TEST(WorkerPool, SleepingWorkersUseNoCpuTime) {
   WorkerPool workers({.count = 3, .start_eagerly = true});
   parts_of(workers, 100, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -295,7 +296,7 @@ TEST(WorkerPool, AsleepUseNoTime) {
   EXPECT_LT(cpu_ns() - before, 3'000'000);
 }
 
-TEST(WorkerPool, RunOnTheCoresTheyAreGiven) {
+TEST(WorkerPool, WorkersRunOnTheirCores) {
   const Cores own = cores_of_this_thread();
   const int core = own.back();
   WorkerPool workers({.count = 3, .cores = {core, core}, .domain = own, .start_eagerly = true});
@@ -308,7 +309,7 @@ TEST(WorkerPool, RunOnTheCoresTheyAreGiven) {
   EXPECT_EQ(parts_of(workers, 1000, 1).size(), 32U);
 }
 
-TEST(WorkerPool, RunOutsideTheCoresOfTheirMaker) {
+TEST(WorkerPool, WorkersRunOutsideTheCreatorsCores) {
   const Cores own = cores_of_this_thread();
   std::thread([&] {
     ASSERT_TRUE(pin(::pthread_self(), Cores{own.front()}));
@@ -320,7 +321,7 @@ TEST(WorkerPool, RunOutsideTheCoresOfTheirMaker) {
   }).join();
 }
 
-TEST(WorkerPool, WhoseCoreDoesNotExistAreNotPinned) {
+TEST(WorkerPool, WorkersOfMissingCoresAreNotPinned) {
   const Cores own = cores_of_this_thread();
   WorkerPool workers({.count = 2, .cores = {4000, own[0]}, .domain = own, .start_eagerly = true});
   const auto threads = worker_threads();
@@ -330,7 +331,7 @@ TEST(WorkerPool, WhoseCoreDoesNotExistAreNotPinned) {
   EXPECT_EQ(parts_of(workers, 1000, 1).size(), 24U);
 }
 
-TEST(WorkersDeathTest, MissingCoresAreNamedOnce) {
+TEST(WorkerPoolDeathTest, MissingCoresAreReportedOnce) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const WorkerPoolOptions plan{
       .count = 3, .cores = {4000, 4001, 4002}, .start_eagerly = true, .rank = 7};
@@ -344,11 +345,11 @@ TEST(WorkersDeathTest, MissingCoresAreNamedOnce) {
       ::testing::ExitedWithCode(0), "^tccl: rank 7: warning: [^\n]*4000-4002[^\n]*\nbetween\n$");
 }
 
-// ---- what an algorithm uses
+// ---- copies by several threads
 
-class Together : public ::testing::TestWithParam<std::size_t> {};
+class ParallelCopy : public ::testing::TestWithParam<std::size_t> {};
 
-TEST_P(Together, CopyIsMemcpy) {
+TEST_P(ParallelCopy, CopyIsMemcpy) {
   WorkerPool workers({.count = 3});
   const Operation operation = barrier();
   const CollectiveTask task(operation, workers);
@@ -361,10 +362,11 @@ TEST_P(Together, CopyIsMemcpy) {
   EXPECT_EQ(to, from);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Together,
-                         ::testing::Values(0, 1, kSplitBytes - 1, kSplitBytes, 2 * kSplitBytes - 1,
-                                           2 * kSplitBytes, 3 * kSplitBytes + 1,
-                                           40 * kSplitBytes + 12345));
+INSTANTIATE_TEST_SUITE_P(Sizes, ParallelCopy,
+                         ::testing::Values(0, 1, kMinBytesPerThread - 1, kMinBytesPerThread,
+                                           2 * kMinBytesPerThread - 1, 2 * kMinBytesPerThread,
+                                           3 * kMinBytesPerThread + 1,
+                                           40 * kMinBytesPerThread + 12345));
 
 }  // namespace
 }  // namespace tccl

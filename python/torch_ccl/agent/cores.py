@@ -1,33 +1,34 @@
-"""The cores of a host, and how its ranks share them.
+"""The cores of a host, and how to divide them among its ranks.
 
-    shares(cores(os.sched_getaffinity(0)), 4)  # one Share for each of four ranks
+    split_cores(cores(os.sched_getaffinity(0)), 4)  # one CoreSet for each of four ranks
 
-A CPU is what the kernel numbers. A core has one CPU, or several: hyperthreads. Files are looked up
-under `root`, so that tests can describe other machines.
+A CPU is a logical CPU of the kernel. A core has one CPU, or several (hyperthreads). Files are read
+below `root`, so that tests can describe other machines.
 """
 
 from collections.abc import Iterable
 from itertools import chain, groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 ROOT = Path("/")
+T = TypeVar("T")
 
 
 class Core(NamedTuple):
-    node: int
+    node: int  # NUMA node
     cpus: tuple[int, ...]
 
 
-class Share(NamedTuple):
-    """What one rank gets; `size` is the number of threads that do not hinder each other there."""
+class CoreSet(NamedTuple):
+    """The CPUs of one rank; `threads` is the number of threads that do not share a core."""
 
     cpus: list[int]
-    size: int
+    threads: int
 
 
-def parse_list(text: str) -> list[int]:
-    """As the kernel writes them: [0, 1, 2, 8] of "0-2,8"."""
+def parse_cpu_list(text: str) -> list[int]:
+    """The kernel's format: [0, 1, 2, 8] of "0-2,8"."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -35,8 +36,8 @@ def parse_list(text: str) -> list[int]:
     return numbers
 
 
-def list_text(numbers: Iterable[int]) -> str:
-    """The other way round."""
+def format_cpu_list(numbers: Iterable[int]) -> str:
+    """The kernel's format: "0-2,8" of [0, 1, 2, 8]."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][-1] + 1 == number:
@@ -47,24 +48,24 @@ def list_text(numbers: Iterable[int]) -> str:
 
 
 def node_of_cpus(root: Path = ROOT) -> dict[int, int]:
-    """Empty where the kernel does not tell: then all CPUs count as one node's."""
-    nodes = {}
+    """Empty where sysfs has no NUMA nodes; then all CPUs count as one node."""
+    nodes: dict[int, int] = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
         number = int(path.parent.name.removeprefix("node"))
-        nodes.update(dict.fromkeys(parse_list(path.read_text()), number))
+        nodes.update(dict.fromkeys(parse_cpu_list(path.read_text()), number))
     return nodes
 
 
 def _siblings(cpu: int, root: Path) -> tuple[int, ...]:
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     try:
-        return tuple(parse_list((topology / "thread_siblings_list").read_text()))
+        return tuple(parse_cpu_list((topology / "thread_siblings_list").read_text()))
     except OSError:
         return (cpu,)
 
 
 def cores(cpus: Iterable[int], root: Path = ROOT) -> list[Core]:
-    """With those of their CPUs that are given; node by node."""
+    """The cores of these CPUs, node by node; a core lists only CPUs that are given."""
     nodes = node_of_cpus(root)
     by_siblings: dict[tuple[int, ...], list[int]] = {}
     for cpu in sorted(cpus):
@@ -72,15 +73,15 @@ def cores(cpus: Iterable[int], root: Path = ROOT) -> list[Core]:
     return sorted(Core(nodes.get(own[0], 0), tuple(own)) for own in by_siblings.values())
 
 
-def _split(items: list, parts: int) -> list[list]:
-    """Contiguous; the lengths differ by one at most, and the first are the longer ones."""
+def _split(items: list[T], parts: int) -> list[list[T]]:
+    """Contiguous parts whose lengths differ by at most one, longer ones first."""
     length, longer = divmod(len(items), parts) if parts else (0, 0)
     begins = [part * length + min(part, longer) for part in range(parts + 1)]
     return [items[begin:end] for begin, end in pairwise(begins)]
 
 
-def _ranks_of_nodes(sizes: list[int], ranks: int) -> list[int]:
-    """One rank after the other goes where its share is largest."""
+def _ranks_per_node(sizes: list[int], ranks: int) -> list[int]:
+    """Assign one rank after the other to the node with the most cores per rank."""
     counts = [0] * len(sizes)
     for _ in range(ranks):
         best = max(range(len(sizes)), key=lambda node: sizes[node] / (counts[node] + 1))
@@ -88,10 +89,10 @@ def _ranks_of_nodes(sizes: list[int], ranks: int) -> list[int]:
     return counts
 
 
-def shares(available: list[Core], ranks: int) -> list[Share]:
-    """Whole cores if there are enough of them, else CPUs; empty if these are too few as well.
+def split_cores(available: list[Core], ranks: int) -> list[CoreSet]:
+    """Whole cores if there are enough, else CPUs; empty if there are fewer CPUs than ranks.
 
-    No share crosses a node, unless there are fewer ranks than nodes: then a share is several.
+    No set spans two nodes, unless there are fewer ranks than nodes: then a set is several nodes.
     """
     units = available
     if ranks > len(units):
@@ -102,8 +103,8 @@ def shares(available: list[Core], ranks: int) -> list[Share]:
     if ranks < len(nodes):
         parts = [list(chain(*several)) for several in _split(nodes, ranks)]
     else:
-        counts = _ranks_of_nodes([len(node) for node in nodes], ranks)
+        counts = _ranks_per_node([len(node) for node in nodes], ranks)
         parts = [
             part for node, count in zip(nodes, counts, strict=True) for part in _split(node, count)
         ]
-    return [Share([cpu for core in part for cpu in core.cpus], len(part)) for part in parts]
+    return [CoreSet([cpu for core in part for cpu in core.cpus], len(part)) for part in parts]

@@ -1,12 +1,12 @@
-"""A port at which the ranks of a job will meet."""
+"""A free port for the store of a job."""
 
 import contextlib
 import socket
 
 
 def open_port(*, listening: bool) -> socket.socket:
-    """A port that is free. While it is held without listening, the kernel gives it to nobody who
-    asks for any port, but rank 0 can listen on it: so two jobs never choose the same."""
+    """Bind a free port. While the socket is bound but does not listen, the kernel assigns its port
+    to no other socket, but rank 0 can listen on it; so two jobs never choose the same port."""
     for family in (socket.AF_INET6, socket.AF_INET):
         with contextlib.suppress(OSError):
             port = socket.socket(family)

@@ -1,4 +1,6 @@
-"""The command `torch-ccl`."""
+"""The command `torch-ccl`. Importing it loads typer, but neither torch nor rich."""
+
+from typing import Annotated
 
 import typer
 
@@ -12,8 +14,29 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help without rich, whose import takes longer than all else
 )
-# What comes behind the script is the script's, also if it looks like an option.
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"torch-ccl {version('torch-ccl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+# Everything after SCRIPT belongs to the script, including words that look like options.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
 app.command()(info)

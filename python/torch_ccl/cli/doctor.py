@@ -1,26 +1,26 @@
-"""`torch-ccl doctor`: whether this machine and this environment are fit for ranks."""
+"""`torch-ccl doctor`: checks whether this machine and environment are ready to run ranks."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem": typer.colors.RED}
+COLORS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem": typer.colors.RED}
 
 
-def print_findings(rows: list[dict]) -> None:
+def print_findings(rows: list[dict[str, Any]]) -> None:
     """One line each."""
     width = max(len(row["check"]) for row in rows)
     for row in rows:
-        level = typer.style(f"{row['level']:<7}", fg=COLOURS[row["level"]])
+        level = typer.style(f"{row['level']:<7}", fg=COLORS[row["level"]])
         advice = f" -> {row['advice']}" if row["advice"] else ""
         typer.echo(f"{level}  {row['check']:<{width}}  {row['found']}{advice}")
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="the findings as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this machine and environment, and let two ranks talk; 1 is returned for a problem."""
+    """Check this machine and environment, and run two ranks. Exit code 1 if there is a problem."""
     from torch_ccl.cli.checks import CHECKS, PROBLEM, Machine
 
     machine = Machine()

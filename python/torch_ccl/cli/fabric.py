@@ -1,21 +1,22 @@
-"""What libfabric says of itself.
+"""Version and providers of libfabric on this host.
 
-    look_up()  # {"version": "1.17", "providers": ["tcp", ...]} or {"problem": "..."}
+    query()  # {"version": "1.17", "providers": ["tcp", ...]} or {"problem": "..."}
 
-The library is asked by another process, which runs this file: providers have threads and exit
-handlers, and one that crashes or takes for ever must not harm whoever asks.
+A child process, which runs this file, calls libfabric: providers have threads and exit handlers,
+and one that crashes or hangs must not affect the caller.
 """
 
 import ctypes
 import json
 import subprocess
 import sys
+from typing import Any
 
-BOUND_S = 20
+TIMEOUT_S = 20
 
 
 class FabricAttributes(ctypes.Structure):
-    """The beginning of `struct fi_fabric_attr`."""
+    """The first members of `struct fi_fabric_attr`."""
 
     _fields_ = (
         ("fabric", ctypes.c_void_p),
@@ -25,7 +26,7 @@ class FabricAttributes(ctypes.Structure):
 
 
 class FabricInfo(ctypes.Structure):
-    """The beginning of `struct fi_info`."""
+    """The first members of `struct fi_info`."""
 
 
 FabricInfo._fields_ = (
@@ -46,34 +47,35 @@ FabricInfo._fields_ = (
 )
 
 
-def ask_library() -> dict:
+def call_libfabric() -> dict[str, Any]:
     try:
         library = ctypes.CDLL("libfabric.so.1")
     except OSError as problem:
         return {"problem": str(problem)}
     version = library.fi_version()
-    first = ctypes.POINTER(FabricInfo)()
-    library.fi_getinfo(version, None, None, ctypes.c_uint64(0), None, ctypes.byref(first))
+    entry = ctypes.POINTER(FabricInfo)()
+    library.fi_getinfo(version, None, None, ctypes.c_uint64(0), None, ctypes.byref(entry))
     providers = []
-    while first:
-        providers.append(first.contents.fabric_attr.contents.provider.decode())
-        first = first.contents.next
+    while entry:
+        providers.append(entry.contents.fabric_attr.contents.provider.decode())
+        entry = entry.contents.next
     return {
         "version": f"{version >> 16}.{version & 0xFFFF}",
         "providers": sorted(set(providers)),
     }
 
 
-def look_up() -> dict:
-    words = [sys.executable, "-I", "-S", __file__]
+def query() -> dict[str, Any]:
+    command = [sys.executable, "-I", "-S", __file__]
     try:
-        asked = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOUND_S, check=True
+        child = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=True
         )
     except subprocess.SubprocessError as problem:
-        return {"problem": f"libfabric does not answer: {problem}"}
-    return json.loads(asked.stdout.splitlines()[-1])
+        return {"problem": f"libfabric does not respond: {problem}"}
+    result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return result
 
 
 if __name__ == "__main__":
-    print(json.dumps(ask_library()))
+    print(json.dumps(call_libfabric()))

@@ -1,4 +1,4 @@
-"""The agent of a host (`torch_ccl/agent`), as the runner sees it."""
+"""The agent of one host (torch_ccl/agent), as the runner sees it."""
 
 import json
 import os
@@ -10,17 +10,18 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from torch_ccl import launchers
-from torch_ccl.agent.frames import Frames
+from torch_ccl import launchers, libtccl
+from torch_ccl.agent.protocol import FrameDecoder
 
 AGENT = Path(__file__).parent.parent / "agent"
-GIVE_UP_S = 10.0  # for processes which the kernel does not end
-PIECE = 1 << 16
+CLOSE_TIMEOUT_S = 10.0  # for processes that the kernel does not end
+READ_BYTES = 1 << 16
 
 
-def is_here(host: str) -> bool:
-    """Packets to an own address come from it."""
+def is_this_host(host: str) -> bool:
+    """Packets to an address of this host have that address as their source."""
     if launchers.is_loopback(host):
         return True
     with suppress(OSError):
@@ -29,99 +30,101 @@ def is_here(host: str) -> bool:
         ):
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(address)
-                if launchers.is_loopback(address[0]) or probe.getsockname()[0] == address[0]:
+                if launchers.is_loopback(str(address[0])) or probe.getsockname()[0] == address[0]:
                     return True
     return False
 
 
 def addresses_of(host: str) -> list[str]:
-    """By which this process would reach it, without those that mean every host itself."""
+    """Addresses to which the name resolves here, without loopback addresses."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [a for *_, (a, *_) in found if not launchers.is_loopback(a)]
+    addresses = [str(row[4][0]) for row in found]
+    return [address for address in addresses if not launchers.is_loopback(address)]
 
 
 def own_addresses() -> list[str]:
-    from torch_ccl import _C
-
     try:
-        return _C.addresses_of_this_host()
-    except (RuntimeError, ValueError):  # there is none
+        return libtccl.host_addresses()
+    except libtccl.Error:  # no usable interface
         return []
 
 
 class HostAgent:
-    """Here a child of this process, elsewhere by ssh or what stands for it."""
+    """A child of this process on this host; on other hosts started through ssh or --rsh."""
 
     def __init__(self, host: str, ranks: list[int], rsh: list[str]):
         self.host = host
         self.ranks = ranks
-        self.here = is_here(host)
+        self.is_local = is_this_host(host)
         self.running = set(ranks)
-        self.hello: dict = {}
+        self.hello: dict[str, Any] = {}
         self.master: str | None = None
-        self.frames = Frames()
+        self.decoder = FrameDecoder()
         self._rsh = rsh
-        self.errors = b""  # what ssh or the agent itself says, as far as it has not been shown
+        self.errors = b""  # stderr of ssh or the agent that has not been written yet
         self.process = subprocess.Popen(
-            self._words(),
+            self._command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for this process, which passes it on
+            start_new_session=True,  # this process receives Ctrl-C and forwards it
         )
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.stderr = self.process.stderr
 
-    def _words(self) -> list[str]:
-        words = [sys.executable, "-I", "-S", str(AGENT)]
-        if self.here:
-            return words
-        # Python itself may need it to start; all else goes through the agent's stdin.
-        libraries = os.environ.get("LD_LIBRARY_PATH")
-        setting = ["env", f"LD_LIBRARY_PATH={libraries}"] if libraries else []
-        return [*self._rsh, self.host, shlex.join([*setting, *words])]
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-I", "-S", str(AGENT)]
+        if self.is_local:
+            return command
+        # Python itself may need it to start; all other variables go through the agent's stdin.
+        library_path = os.environ.get("LD_LIBRARY_PATH")
+        setting = ["env", f"LD_LIBRARY_PATH={library_path}"] if library_path else []
+        return [*self._rsh, self.host, shlex.join([*setting, *command])]
 
     @property
     def advice(self) -> str:
-        """What to look at if it does not answer; it may be ssh, or Python on that host."""
-        if self.here:
+        """What to check if the host does not answer: ssh, or Python on that host."""
+        if self.is_local:
             return ""
-        trial = shlex.join([*self._rsh, self.host, shlex.join([sys.executable, "-V"])])
-        return f"; check --hosts, and that this works without a password: {trial}"
+        test = shlex.join([*self._rsh, self.host, shlex.join([sys.executable, "-V"])])
+        return f"; check --hosts, and that this works without a password: {test}"
 
     @property
     def name(self) -> str:
-        return self.hello.get("hello", self.host)
+        name: str = self.hello.get("hello", self.host)
+        return name
 
-    def tell(self, **request) -> None:
-        message = memoryview(json.dumps(request).encode() + b"\n")
-        with suppress(OSError):  # it is gone, which is seen elsewhere
-            while message:
-                message = message[os.write(self.process.stdin.fileno(), message) :]
+    def send(self, **request: Any) -> None:
+        data = memoryview(json.dumps(request).encode() + b"\n")
+        with suppress(OSError):  # the agent is gone; its stdout tells
+            while data:
+                data = data[os.write(self.stdin.fileno(), data) :]
 
-    def read_errors(self, within_s: float) -> str:
-        """The last line of them; it may come after the end of stdout."""
-        end = time.monotonic() + within_s
-        stream = self.process.stderr
-        while select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
-            if not (piece := stream.read(PIECE)):
+    def last_error_line(self, within_s: float) -> str:
+        """The last line of stderr, which may arrive after the end of stdout."""
+        deadline = time.monotonic() + within_s
+        while select.select([self.stderr], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not (data := self.stderr.read(READ_BYTES)):
                 break
-            self.errors += piece
+            self.errors += data
         lines = self.errors.decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 
-    def hang_up(self) -> None:
-        """When it can no longer hear us, it kills its ranks and ends."""
+    def disconnect(self) -> None:
+        """When its stdin closes, the agent kills its ranks and ends."""
         with suppress(OSError):
-            self.process.stdin.close()
+            self.stdin.close()
 
     def close(self) -> None:
         try:
-            self.process.wait(GIVE_UP_S if self.hello else 0)
+            self.process.wait(CLOSE_TIMEOUT_S if self.hello else 0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.process.stdout.close()
-        self.process.stderr.close()
+        self.stdout.close()
+        self.stderr.close()

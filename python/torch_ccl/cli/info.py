@@ -1,33 +1,24 @@
-"""`torch-ccl info`: what the library does on this machine, with this environment."""
+"""`torch-ccl info`: versions, machine, settings and algorithms, as the library sees them."""
 
 import json
 import os
 import platform
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+
+from torch_ccl import libtccl
+from torch_ccl.cli.tables import print_table
 
 NO_LIMIT = 1 << 63
 
 
-def readable_range(row: dict) -> str:
+def byte_range(row: libtccl.AlgorithmRule) -> str:
     last = "max" if row["to_bytes"] >= NO_LIMIT else str(row["to_bytes"])
     return f"{row['from_bytes']}-{last}"
 
 
-def print_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in columns:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=150).print(table)
-
-
-def print_algorithms(rows: list[dict]) -> None:
+def print_algorithms(rows: list[libtccl.AlgorithmRule]) -> None:
     columns = (
         "operation",
         "algorithm",
@@ -36,14 +27,14 @@ def print_algorithms(rows: list[dict]) -> None:
         "ranks",
         "dtypes",
         "from",
-        "how it works",
+        "description",
     )
     cells = [
         (
             row["operation"],
             row["algorithm"],
             "several" if row["several_hosts"] else "one",
-            readable_range(row),
+            byte_range(row),
             f"{row['from_ranks']} or more",
             row["dtypes"],
             "environment" if row["by_setting"] else "table",
@@ -51,63 +42,63 @@ def print_algorithms(rows: list[dict]) -> None:
         )
         for row in rows
     ]
-    print_table("which algorithm runs; of one operation the last row that fits", columns, cells)
+    print_table("algorithms; the last matching row of an operation applies", columns, cells)
 
 
 def versions() -> dict[str, str]:
     from importlib.metadata import version
 
-    import torch
-
     import torch_ccl
     from torch_ccl.cli import fabric
 
-    libfabric = fabric.look_up()
+    libfabric = fabric.query()
     return {
         "torch-ccl": version("torch_ccl"),
         "installed in": torch_ccl.cwd,
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "Python": platform.python_version(),
         "libfabric": libfabric.get("version", "not found"),
         "kernel": platform.release(),
     }
 
 
-def processor(kernels: str) -> dict:
-    from torch_ccl.cli.bench import cpu_model
-    from torch_ccl.cli.machine import instruction_sets, limits, topology
-    from torch_ccl.inheritance import cpus_of_this_process
+def processor(kernels: str) -> dict[str, Any]:
+    from torch_ccl.child_environment import usable_cpus
+    from torch_ccl.cli.machine import cpu_model, instruction_sets, limits, topology
 
     return {
         "model": cpu_model(),
         "instruction_set": kernels,
         "instruction_sets": instruction_sets(),
-        **topology(cpus_of_this_process()),
+        **topology(usable_cpus()),
         "cgroup": limits()._asdict(),
     }
 
 
-def gather_facts() -> dict:
-    """Raises SettingError."""
-    from torch_ccl.cli import known_settings as known
+def settings_facts(library: libtccl.Info) -> dict[str, Any]:
+    from torch_ccl.cli.settings import settings_with_source, unknown_settings
 
-    names = known.setting_names()
-    library = known.library_info()
+    return {
+        "settings": settings_with_source(library["settings"], os.environ),
+        "unknown_settings": unknown_settings(os.environ, libtccl.settings_table()),
+    }
+
+
+def gather_facts(library: libtccl.Info) -> dict[str, Any]:
     return {
         "versions": versions(),
         "processor": processor(library["kernels"]),
-        "settings": known.settings_in_force(library, os.environ),
-        "unknown_settings": known.unknown_settings(os.environ, names),
+        **settings_facts(library),
         "algorithms": library["algorithms"],
     }
 
 
-def readable_gib(count: int | None) -> str:
+def gib_text(count: int | None) -> str:
     return "no limit" if count is None else f"{count / (1 << 30):.1f} GiB"
 
 
-def processor_rows(facts: dict) -> list[tuple[str, str]]:
-    from torch_ccl.agent.cores import list_text
+def processor_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    from torch_ccl.agent.cores import format_cpu_list
 
     nodes = ", ".join(f"{node}: {cpus}" for node, cpus in facts["numa_nodes"].items())
     cpus, cpuset = facts["cgroup"]["cpus"], facts["cgroup"]["cpuset"]
@@ -115,7 +106,7 @@ def processor_rows(facts: dict) -> list[tuple[str, str]]:
         ("processor", facts["model"]),
         (
             "instruction set",
-            f"{facts['instruction_set']} (there are {', '.join(facts['instruction_sets'])})",
+            f"{facts['instruction_set']} (supported: {', '.join(facts['instruction_sets'])})",
         ),
         ("sockets", str(facts["sockets"])),
         ("NUMA nodes", f"{len(facts['numa_nodes'])} ({nodes})" if nodes else "not known"),
@@ -124,37 +115,49 @@ def processor_rows(facts: dict) -> list[tuple[str, str]]:
             "this process",
             f"may use CPUs {facts['usable_cpus']}, {facts['usable_cores']} cores",
         ),
-        ("cgroup, cpuset", "none" if cpuset is None else list_text(cpuset)),
-        ("cgroup, time of CPUs", "no limit" if cpus is None else f"{cpus:g}"),
-        ("cgroup, memory", readable_gib(facts["cgroup"]["memory_bytes"])),
+        ("cgroup cpuset", "none" if cpuset is None else format_cpu_list(cpuset)),
+        ("cgroup CPU quota", "no limit" if cpus is None else f"{cpus:g} CPUs"),
+        ("cgroup memory", gib_text(facts["cgroup"]["memory_bytes"])),
     ]
 
 
-def print_facts(facts: dict) -> None:
+def print_settings(facts: dict[str, Any]) -> None:
+    rows = [(row["name"], row["value"], row["from"]) for row in facts["settings"]]
+    print_table("settings", ("name", "value", "from"), rows)
+    if unknown := facts["unknown_settings"]:
+        title = "not settings of this library (ignored)"
+        print_table(title, ("name", "most similar setting"), list(unknown.items()))
+
+
+def print_facts(facts: dict[str, Any]) -> None:
     print_table("versions", ("what", "version"), list(facts["versions"].items()))
     print_table("machine", ("what", "value"), processor_rows(facts["processor"]))
-    settings = [(row["name"], row["value"], row["from"]) for row in facts["settings"]]
-    print_table("settings", ("name", "value", "from"), settings)
-    if unknown := facts["unknown_settings"]:
-        print_table("no settings of this library", ("name", "nearest"), list(unknown.items()))
+    print_settings(facts)
     typer.echo("torch-ccl info --algorithms shows which algorithm runs when")
 
 
+def fail(problem: libtccl.Error) -> NoReturn:
+    typer.echo(f"torch-ccl info: {problem}", err=True)
+    raise typer.Exit(1)
+
+
 def info(
-    algorithms: Annotated[bool, typer.Option(help="the table of algorithms instead")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="all of it as JSON")] = False,
+    settings: Annotated[bool, typer.Option("--settings", help="Show only the settings.")] = False,
+    algorithms: Annotated[
+        bool, typer.Option("--algorithms", help="Show only the table of algorithms.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show versions, machine and settings, or which algorithm runs when."""
-    from torch_ccl.cli.known_settings import SettingError
-
     try:
-        facts = gather_facts()
-    except SettingError as problem:
-        typer.echo(f"torch-ccl info: {problem}", err=True)
-        raise typer.Exit(1) from None
+        library = libtccl.info()
+    except libtccl.Error as problem:
+        fail(problem)
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        typer.echo(json.dumps(gather_facts(library), indent=1))
     elif algorithms:
-        print_algorithms(facts["algorithms"])
+        print_algorithms(library["algorithms"])
+    elif settings:
+        print_settings(settings_facts(library))
     else:
-        print_facts(facts)
+        print_facts(gather_facts(library))

@@ -1,14 +1,15 @@
-"""What there is to know about this machine. Files are looked up under `root`, for the tests."""
+"""Facts about this machine. Files are read below `root`, so that tests can describe others."""
 
+import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch_ccl.agent.cores import ROOT, cores, list_text, node_of_cpus, parse_list
+from torch_ccl.agent.cores import ROOT, cores, format_cpu_list, node_of_cpus, parse_cpu_list
 
-#: What the kernels are compiled for, and the flags that they need: as in src/kernels/variants.cc.
-INSTRUCTION_SETS = {
+#: Instruction sets of the reduction kernels and the CPU flags they need: src/kernels/variants.cc.
+INSTRUCTION_SETS: dict[str, set[str]] = {
     "baseline": set(),
     "avx2": {"avx2", "f16c"},
     "avx512": {"avx2", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
@@ -31,10 +32,10 @@ def text_of(path: Path) -> str:
 
 
 def online_cpus(root: Path = ROOT) -> list[int]:
-    return parse_list(text_of(root / "sys/devices/system/cpu/online") or "0")
+    return parse_cpu_list(text_of(root / "sys/devices/system/cpu/online") or "0")
 
 
-def topology(allowed: list[int], root: Path = ROOT) -> dict:
+def topology(allowed: list[int], root: Path = ROOT) -> dict[str, Any]:
     online = online_cpus(root)
     cpu_root = root / "sys/devices/system/cpu"
     packages = {text_of(cpu_root / f"cpu{cpu}/topology/physical_package_id") for cpu in online}
@@ -43,12 +44,17 @@ def topology(allowed: list[int], root: Path = ROOT) -> dict:
         nodes.setdefault(node, []).append(cpu)
     return {
         "sockets": len(packages),
-        "numa_nodes": {node: list_text(cpus) for node, cpus in sorted(nodes.items())},
+        "numa_nodes": {node: format_cpu_list(cpus) for node, cpus in sorted(nodes.items())},
         "cores": len(cores(online, root)),
         "threads": len(online),
-        "usable_cpus": list_text(allowed),
+        "usable_cpus": format_cpu_list(allowed),
         "usable_cores": len(cores(allowed, root)),
     }
+
+
+def cpu_model(root: Path = ROOT) -> str:
+    match = re.search(r"^model name\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor()
 
 
 def instruction_sets(root: Path = ROOT) -> list[str]:
@@ -57,19 +63,19 @@ def instruction_sets(root: Path = ROOT) -> list[str]:
     return [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
 
 
-# ---- cgroups: version 2, or 1, or both
+# ---- cgroups: version 2, version 1, or both
 
 
 class Limits(NamedTuple):
-    """Of the cgroups that this process is in; None is no limit."""
+    """Limits of the cgroups that this process is in; None means no limit."""
 
-    cpus: float | None  # so much time of CPUs
+    cpus: float | None  # CPU quota
     cpuset: list[int] | None
     memory_bytes: int | None
 
 
 def _directories(controller: str, root: Path) -> Iterator[Path]:
-    """Of our cgroup and those above it, as far as they can be seen from here."""
+    """This process's cgroup and its ancestors, as far as they are visible."""
     mounts = {"": root / "sys/fs/cgroup", controller: root / "sys/fs/cgroup" / controller}
     for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -78,7 +84,7 @@ def _directories(controller: str, root: Path) -> Iterator[Path]:
             yield from (mounts[name] / part for part in (own, *own.parents))
 
 
-def _cpu_limits(root: Path) -> Iterator[float]:
+def _cpu_quotas(root: Path) -> Iterator[float]:
     for directory in _directories("cpu", root):
         words = text_of(directory / "cpu.max").split()  # version 2
         if not words:
@@ -93,21 +99,21 @@ def _memory_limits(root: Path) -> Iterator[int]:
     for directory in _directories("memory", root):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = text_of(directory / name)
-            if text.isdecimal() and int(text) < 1 << 62:  # version 1 says "none" by such a number
+            if text.isdecimal() and int(text) < 1 << 62:  # version 1's "no limit" is near 2^63
                 yield int(text)
 
 
 def _cpusets(root: Path) -> Iterator[list[int]]:
-    """The nearest first."""
+    """This process's own cgroup first."""
     for directory in _directories("cpuset", root):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             if text := text_of(directory / name):
-                yield parse_list(text)
+                yield parse_cpu_list(text)
 
 
 def limits(root: Path = ROOT) -> Limits:
     return Limits(
-        min(_cpu_limits(root), default=None),
+        min(_cpu_quotas(root), default=None),
         next(_cpusets(root), None),
         min(_memory_limits(root), default=None),
     )

@@ -14,123 +14,128 @@ DEFAULT_RSH = (
     "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10 -o ServerAliveCountMax=3"
 )
 
-#: What ranks on other hosts get of our environment: names, and beginnings of names. Ranks here get
-#: all of it.
-PASSED_NAMES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV")
-PASSED_BEGINNINGS = (
+#: Variables that ranks on other hosts get, by name and by prefix. Ranks on this host get all.
+FORWARDED_NAMES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV")
+FORWARDED_PREFIXES = (
     *("CCL_", "FI_", "TORCH_", "PYTHON"),
     *("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_"),
 )
 
 
-def refuse(reason: str) -> NoReturn:
+def fail(reason: str) -> NoReturn:
     typer.echo(f"torch-ccl run: {reason}", err=True)
     raise typer.Exit(2)
 
 
-def lay_out(ranks: int, hosts: list[str]) -> dict[str, list[int]]:
-    """Blocks of ranks, the first ones longer by one; a host that is named twice has two blocks."""
+def assign_ranks(ranks: int, hosts: list[str]) -> dict[str, list[int]]:
+    """Blocks of ranks, the first ones longer by one; a host named twice gets two blocks."""
     length, longer = divmod(ranks, len(hosts))
-    layout: dict[str, list[int]] = {}
+    assigned: dict[str, list[int]] = {}
     first = 0
-    for place, host in enumerate(hosts):
-        last = first + length + (place < longer)
-        layout.setdefault(host, []).extend(range(first, last))
+    for index, host in enumerate(hosts):
+        last = first + length + (index < longer)
+        assigned.setdefault(host, []).extend(range(first, last))
         first = last
-    return {host: own for host, own in layout.items() if own}
+    return {host: own for host, own in assigned.items() if own}
 
 
 def parse_hosts(text: str) -> list[str]:
     hosts = [host.strip() for host in text.split(",")]
     for host in hosts:
         if not host or host.startswith("-"):
-            refuse(f'--hosts {text}: "{host}" is not a host')
+            fail(f'--hosts {text}: "{host}" is not a host')
     return hosts
 
 
-def with_one_name_for_this_host(hosts: list[str]) -> list[str]:
-    """The best for others, so that its ranks share its cores, whatever it was called."""
-    from torch_ccl.cli.host_agent import is_here
+def merge_names_of_this_host(hosts: list[str]) -> list[str]:
+    """Use one name for this host, not a loopback name if there is another: its ranks share its
+    cores, however it was named."""
+    from torch_ccl.cli.host_agent import is_this_host
     from torch_ccl.launchers import LOOPBACK, is_loopback
 
-    here = [host for host in dict.fromkeys(hosts) if is_here(host)]
-    name = next((host for host in here if not is_loopback(host)), LOOPBACK)
-    return [name if host in here else host for host in hosts]
+    local = [host for host in dict.fromkeys(hosts) if is_this_host(host)]
+    name = next((host for host in local if not is_loopback(host)), LOOPBACK)
+    return [name if host in local else host for host in hosts]
 
 
-def command_line(command: list[str], module: bool, python: bool) -> list[str]:
+def rank_command(command: list[str], module: bool, python: bool) -> list[str]:
     program = command[0]
     if module:
         return [sys.executable, "-m", *command]
     if python:
         if not Path(program).is_file():
-            refuse(f"there is no script {program}")
+            fail(f"there is no script {program}")
         return [sys.executable, *command]
     if shutil.which(program) is None:
-        refuse(f"there is no program {program}")
+        fail(f"there is no program {program}")
     return command
 
 
-def given_variables(names: list[str], environment: Mapping[str, str]) -> dict[str, str]:
+def parse_variables(words: list[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Of --env NAME or --env NAME=VALUE."""
-    given = {}
-    for text in names:
-        name, assigned, value = text.partition("=")
-        if not name or not (assigned or name in environment):
-            refuse(f"--env {text}: there is no such variable; NAME=VALUE sets one")
-        given[name] = value if assigned else environment[name]
-    return given
+    variables = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not (equals or name in environment):
+            fail(f"--env {word}: there is no such variable; NAME=VALUE sets one")
+        variables[name] = value if equals else environment[name]
+    return variables
 
 
-def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name in PASSED_NAMES or name.startswith(PASSED_BEGINNINGS)
+        if name in FORWARDED_NAMES or name.startswith(FORWARDED_PREFIXES)
     }
 
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="what every rank runs")
+        list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="What every rank runs.")
     ],
-    ranks: Annotated[int, typer.Option("-n", "--ranks", help="how many ranks")],
+    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Number of ranks.")],
     hosts: Annotated[
-        str, typer.Option(help="such as a,b: ranks in blocks, started by ssh; default: this host")
+        str,
+        typer.Option(
+            help="Such as a,b: ranks are assigned in blocks and started through ssh. "
+            "Default: this host."
+        ),
     ] = "",
     module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m")
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.")
     ] = False,
     python: Annotated[
-        bool, typer.Option("--python/--no-python", help="SCRIPT is for Python, or any program")
+        bool,
+        typer.Option("--python/--no-python", help="SCRIPT is a Python script, or any program."),
     ] = True,
     pin: Annotated[
-        bool, typer.Option("--pin/--no-pin", help="each rank on cores of its own")
+        bool, typer.Option("--pin/--no-pin", help="Pin each rank to cores of its own.")
     ] = True,
     env: Annotated[
         list[str] | None,
-        typer.Option(help="NAME or NAME=VALUE, for ranks on all hosts; may be repeated"),
+        typer.Option(help="NAME or NAME=VALUE for ranks on all hosts; may be repeated."),
     ] = None,
     rsh: Annotated[
-        str, typer.Option(envvar="CCL_RSH", help="starts a command on a host")
+        str, typer.Option(envvar="CCL_RSH", help="Command that runs a command on a host.")
     ] = DEFAULT_RSH,
 ) -> None:
-    """Start SCRIPT on several ranks, show what they write, and end all of them if one fails."""
-    from torch_ccl.cli.runner import Job, Runner, Terminal
-    from torch_ccl.inheritance import cpus_of_this_process
+    """Start SCRIPT on several ranks, show their output, and end all of them if one fails."""
+    from torch_ccl.child_environment import usable_cpus
+    from torch_ccl.cli.job import Job, Terminal
+    from torch_ccl.cli.runner import Runner
     from torch_ccl.launchers import LOOPBACK
 
     if ranks < 1:
-        refuse(f"-n {ranks}: there must be at least one rank")
-    given = given_variables(env or [], os.environ)
+        fail(f"-n {ranks}: there must be at least one rank")
+    variables = parse_variables(env or [], os.environ)
     job = Job(
-        words=command_line(command, module, python),
-        hosts=lay_out(ranks, with_one_name_for_this_host(parse_hosts(hosts or LOOPBACK))),
+        command=rank_command(command, module, python),
+        hosts=assign_ranks(ranks, merge_names_of_this_host(parse_hosts(hosts or LOOPBACK))),
         rsh=shlex.split(rsh),
-        environment=given,
-        environment_elsewhere={**passed_variables(os.environ), **given},
+        environment=variables,
+        remote_environment={**forwarded_variables(os.environ), **variables},
         pin=pin,
     )
-    os.environ.pop("CCL_RSH", None)  # no setting of the library, which would say so
-    os.sched_setaffinity(0, cpus_of_this_process())
+    os.sched_setaffinity(0, usable_cpus())
     raise typer.Exit(Runner(job, Terminal()).run())

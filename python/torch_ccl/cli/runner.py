@@ -1,134 +1,96 @@
-"""Starts the ranks of a job and sees them through to their end: what `torch-ccl run` does.
+"""Starts the ranks of a job, forwards their output and waits for their end: `torch-ccl run`.
 
     exit_code = Runner(job, Terminal()).run()
 
-On every host an agent (`torch_ccl/agent`) starts the ranks of that host, here as a child of this
-process, elsewhere by ssh. The agents say what the ranks write and how they end. They are told to
-end the ranks, and kill them if this process is gone. Rank 0 serves the store, as without a
-launcher; its agent holds the port for it.
+On every host an agent (torch_ccl/agent) starts the ranks: on this host a child of this process, on
+other hosts through ssh. The agents report output and exit codes, end the ranks on request, and kill
+them if this process dies. Rank 0 serves the store, as without a launcher; its agent reserves the
+port.
 """
 
 import math
 import os
-import select
 import selectors
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from torch_ccl import launchers
-from torch_ccl.agent.frames import FACTS, OUT, Frame
-from torch_ccl.cli.host_agent import GIVE_UP_S, PIECE, HostAgent, addresses_of, own_addresses
-from torch_ccl.endings import (
-    GRACE_S,
-    PATIENCE_S,
-    End,
-    Process,
-    Tail,
-    first_to_fail,
+from torch_ccl.agent import protocol
+from torch_ccl.child_environment import REMOVED_VARIABLES
+from torch_ccl.cli.host_agent import (
+    CLOSE_TIMEOUT_S,
+    READ_BYTES,
+    HostAgent,
+    addresses_of,
+    own_addresses,
+)
+from torch_ccl.cli.job import Job, JobOutput, Output
+from torch_ccl.exit_status import (
+    FAILURE_GRACE_S,
+    TERMINATE_GRACE_S,
+    ExitStatus,
+    ProcessId,
+    root_cause,
     signal_name,
 )
-from torch_ccl.inheritance import UNSET
 
-ANSWER_S = 30.0  # for a host to answer
-FIND_S = 10.0  # for a host to find the way to that of rank 0, less than ANSWER_S
-LAST_ERROR_S = 0.5  # for ssh to say why, when it has closed the connection
-LONGEST_SLEEP_S = 1.0  # a signal may have set one of the times below meanwhile
-NOT_IN_TIME = 124  # as timeout(1) says it
-
-
-class CannotStart(Exception):
-    """One line that says why and what to change; it names the host."""
+ANSWER_TIMEOUT_S = 30.0  # for a host to answer
+FIND_TIMEOUT_S = 10.0  # for a host to reach rank 0's host; less than ANSWER_TIMEOUT_S
+LAST_ERROR_S = 0.5  # for ssh's error message after it has closed the connection
+LONGEST_SLEEP_S = 1.0  # a signal handler may set one of the times below during a sleep
+TIMED_OUT = 124  # the exit code of timeout(1)
 
 
-@dataclass(frozen=True)
-class Job:
-    words: list[str]  # the command line of every rank
-    hosts: dict[str, list[int]]  # the ranks on each host
-    rsh: list[str] = field(default_factory=list)  # starts a command on another host
-    environment: dict[str, str] = field(default_factory=dict)  # for ranks here
-    environment_elsewhere: dict[str, str] = field(default_factory=dict)
-    pin: bool = True
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.hosts.values()))
-
-
-class Output(Protocol):
-    """Where lines go; stream is 1 or 2."""
-
-    def write(self, stream: int, prefix: str, lines: bytes) -> None: ...
-
-
-class Terminal:
-    """This process's stdout and stderr, unbuffered."""
-
-    def write(self, stream: int, prefix: str, lines: bytes) -> None:
-        begin = prefix.encode()
-        text = memoryview(begin + lines[:-1].replace(b"\n", b"\n" + begin) + b"\n")
-        while text:
-            try:
-                text = text[os.write(stream, text) :]
-            except BlockingIOError:  # whoever started us made it so
-                select.select([], [stream], [])
+class StartError(Exception):
+    """One line that names the host, the reason and what to change."""
 
 
 class Runner:
     def __init__(self, job: Job, output: Output):
         self._job = job
-        self._output = output
+        self._output = JobOutput(output, job.ranks)
         self._agents: list[HostAgent] = []
         self._selector = selectors.DefaultSelector()
-        self._speaking: set[HostAgent] = set()
-        self._shown_last: Tail | None = None  # whose last word nobody has interrupted yet
-        self._tails = {rank: Tail() for ranks in job.hosts.values() for rank in ranks}
-        self._ranks: dict[Process, int] = {}
-        self._ends: list[End] = []
-        self._ending = False  # by us: from then on it says nothing that a rank ends
-        self._problem = ""  # of a host
-        self._stopped_by: int | None = None
+        self._connected: set[HostAgent] = set()
+        self._ranks: dict[ProcessId, int] = {}
+        self._statuses: list[ExitStatus] = []
+        self._stopping = False  # from then on exit codes are consequences of stopping
+        self._host_problem = ""
+        self._received_signal: int | None = None
         self._stop_at: float | None = None
         self._give_up_at: float | None = None
 
-    def run(self, bound_s: float | None = None) -> int:
-        """The exit code of the job. After `bound_s` the ranks are ended."""
-        if bound_s is not None:
-            self._stop_at = time.monotonic() + bound_s
+    def run(self, timeout_s: float | None = None) -> int:
+        """The exit code of the job. After `timeout_s` the ranks are terminated."""
+        if timeout_s is not None:
+            self._stop_at = time.monotonic() + timeout_s
         handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in handled}
         try:
             for number in handled:
-                # nohup means it; but SIGINT is ignored in all that a script runs with `&`.
+                # An ignored SIGHUP means nohup. SIGINT is ignored in every `command &` of a script.
                 if before[number] != signal.SIG_IGN or number == signal.SIGINT:
                     signal.signal(number, self._on_signal)
             self._start()
-            while self._speaking:
+            while self._connected:
                 self._step()
-            return self._conclude()
-        except CannotStart as problem:
-            self._say(str(problem))
-            return 128 + self._stopped_by if self._stopped_by else 1
+            return self._report_result()
+        except StartError as problem:
+            self._output.write_line(str(problem))
+            return 128 + self._received_signal if self._received_signal else 1
         finally:
             for agent in self._agents:
-                agent.hang_up()
+                agent.disconnect()
             for agent in self._agents:
                 agent.close()
             self._selector.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _say(self, line: str) -> None:
-        self._show(2, "torch-ccl run: ", line.encode() + b"\n")
-
-    def _show(self, stream: int, prefix: str, lines: bytes, by: Tail | None = None) -> None:
-        self._shown_last = by
-        self._output.write(stream, prefix, lines)
-
-    # ---- starting
+    # ---- start
 
     def _start(self) -> None:
         for host, ranks in self._job.hosts.items():
@@ -136,62 +98,62 @@ class Runner:
                 agent = HostAgent(host, ranks, self._job.rsh)
             except OSError as problem:
                 reason = f"{problem.filename}: {problem.strerror}"
-                advice = "install it, or name another command by --rsh"
-                raise CannotStart(f"host {host} cannot be reached: {reason}; {advice}") from None
+                advice = "install it, or choose another command with --rsh"
+                raise StartError(f"host {host} cannot be reached: {reason}; {advice}") from None
             self._agents.append(agent)
-            self._speaking.add(agent)
-            out, err = agent.process.stdout, agent.process.stderr
-            self._selector.register(out, selectors.EVENT_READ, (self._hear, agent))
-            self._selector.register(err, selectors.EVENT_READ, (self._hear_errors, agent))
+            self._connected.add(agent)
+            read = selectors.EVENT_READ
+            self._selector.register(agent.stdout, read, (self._on_stdout, agent))
+            self._selector.register(agent.stderr, read, (self._on_stderr, agent))
         self._wait_until(lambda agent: agent.hello)
         self._find_master()
         for agent in self._agents:
             self._start_ranks(agent)
 
     def _wait_until(self, has_answered: Callable[[HostAgent], object]) -> None:
-        end = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while missing := [agent for agent in self._agents if not has_answered(agent)]:
-            if self._stopped_by:
-                raise CannotStart(f"stopped by {signal_name(self._stopped_by)}")
-            if time.monotonic() > end:
-                silent = missing[0]
-                reason = f"host {silent.host} does not answer within {ANSWER_S:g} s"
-                raise CannotStart(reason + silent.advice)
+            if self._received_signal:
+                raise StartError(f"stopped by {signal_name(self._received_signal)}")
+            if time.monotonic() > deadline:
+                agent = missing[0]
+                reason = f"host {agent.host} did not answer within {ANSWER_TIMEOUT_S:g} s"
+                raise StartError(reason + agent.advice)
             self._step()
 
     def _find_master(self) -> None:
-        """Every host gets an address that leads it to the first one."""
+        """Find an address of the first host, where rank 0 is, that each host can reach."""
         first, *others = self._agents
         first.master = launchers.LOOPBACK
         if not others:
             return
-        candidates = self._ways_to(first)
+        candidates = self._candidate_addresses(first)
         for agent in others:
-            agent.tell(
+            agent.send(
                 find={
                     "addresses": candidates,
                     "port": first.hello["probe"],
                     "token": first.hello["token"],
-                    "within_s": FIND_S,
+                    "within_s": FIND_TIMEOUT_S,
                 }
             )
         self._wait_until(lambda agent: agent.master is not None)
         for agent in others:
             if not agent.master:
-                raise CannotStart(
+                raise StartError(
                     f"host {agent.host} cannot reach host {first.host}, where rank 0 is, at "
                     f"{', '.join(candidates) or 'any address'}: name it in --hosts by an address "
-                    "that all hosts reach"
+                    "that all hosts can reach"
                 )
         first.master = others[0].master
 
     @staticmethod
-    def _ways_to(agent: HostAgent) -> list[str]:
+    def _candidate_addresses(agent: HostAgent) -> list[str]:
         name = agent.host.rpartition("@")[2]
-        ways = [name, *addresses_of(name), *agent.hello["addresses"]]
-        if agent.here:
-            ways += own_addresses()
-        return [way for way in dict.fromkeys(ways) if not launchers.is_loopback(way)]
+        addresses = [name, *addresses_of(name), *agent.hello["addresses"]]
+        if agent.is_local:
+            addresses += own_addresses()
+        return [each for each in dict.fromkeys(addresses) if not launchers.is_loopback(each)]
 
     def _start_ranks(self, agent: HostAgent) -> None:
         common = {
@@ -201,135 +163,129 @@ class Runner:
             "MASTER_ADDR": agent.master,
             "MASTER_PORT": str(self._agents[0].hello["port"]),
         }
-        own = self._job.environment if agent.here else self._job.environment_elsewhere
-        agent.tell(
+        own = self._job.environment if agent.is_local else self._job.remote_environment
+        agent.send(
             start={
-                "words": self._job.words,
+                "command": self._job.command,
                 "directory": str(Path.cwd()),
                 "ranks": [
-                    {"RANK": str(rank), "LOCAL_RANK": str(place)}
-                    for place, rank in enumerate(agent.ranks)
+                    {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+                    for local_rank, rank in enumerate(agent.ranks)
                 ],
                 "environment": {**own, **common},
-                "unset": UNSET,
+                "unset": REMOVED_VARIABLES,
                 "pin": self._job.pin,
-                "grace_s": GRACE_S,
+                "grace_s": TERMINATE_GRACE_S,
             }
         )
 
-    # ---- while they run
+    # ---- while the ranks run
 
     def _step(self) -> None:
         times = [at for at in (self._stop_at, self._give_up_at) if at is not None]
         left_s = min(times, default=math.inf) - time.monotonic()
         for key, _ in self._selector.select(min(max(0.0, left_s), LONGEST_SLEEP_S)):
-            hear, agent = key.data
-            piece = os.read(key.fd, PIECE)
-            if not piece:
+            handler, agent = key.data
+            data = os.read(key.fd, READ_BYTES)
+            if not data:
                 self._selector.unregister(key.fileobj)
-            hear(agent, piece)
+            handler(agent, data)
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
-            self._end_ranks(signal.SIGTERM)
+            self._stop_ranks(signal.SIGTERM)
         if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
             self._give_up()
 
-    def _hear(self, agent: HostAgent, piece: bytes) -> None:
-        for frame in agent.frames.add(piece):
-            if frame.kind == FACTS:
-                self._note(agent, frame.facts)
+    def _on_stdout(self, agent: HostAgent, data: bytes) -> None:
+        for frame in agent.decoder.add(data):
+            if frame.kind == protocol.MESSAGE:
+                self._on_message(agent, frame.message)
+            elif frame.kind == protocol.STDOUT:
+                self._output.write_stdout(frame.rank, frame.payload)
             else:
-                self._pass_on(frame)
-        if not piece:
-            self._speaking.discard(agent)
-            self._note_silence(agent)
+                self._output.write_stderr(frame.rank, frame.payload)
+        if not data:
+            self._connected.discard(agent)
+            self._on_disconnected(agent)
 
-    def _hear_errors(self, agent: HostAgent, piece: bytes) -> None:
-        """Before the agent has answered they may say why it does not."""
-        agent.errors += piece
-        whole, newline, begun = agent.errors.rpartition(b"\n")
+    def _on_stderr(self, agent: HostAgent, data: bytes) -> None:
+        """Held back until the agent has answered: it may be the reason why it does not."""
+        agent.errors += data
+        lines, newline, rest = agent.errors.rpartition(b"\n")
         if agent.hello and newline:
-            self._show(2, f"[{agent.name}] ", whole + newline)
-            agent.errors = begun
+            self._output.write(2, f"[{agent.name}] ", lines + newline)
+            agent.errors = rest
 
-    def _pass_on(self, frame: Frame) -> None:
-        prefix = f"[{frame.rank}] "
-        if frame.kind == OUT:
-            return self._show(1, prefix, frame.payload)
-        tail = self._tails[frame.rank]
-        begins = tail.add(frame.payload)
-        by = tail if begins or self._shown_last is tail else None
-        self._show(2, prefix, frame.payload, by)
+    def _on_message(self, agent: HostAgent, message: dict[str, Any]) -> None:
+        if "hello" in message:
+            agent.hello = message
+            self._on_stderr(agent, b"")  # write what was held back
+        elif "found" in message:
+            agent.master = message["found"]
+        elif "note" in message:
+            self._output.write_line(f"host {agent.name}: {message['note']}")
+        elif "started" in message:
+            self._ranks[ProcessId(agent.name, message["pid"])] = message["started"]
+        elif "ended" in message:
+            rank, code = message["ended"], message["code"]
+            agent.running.discard(rank)
+            self._on_rank_ended(ExitStatus(rank, code, agent.name, time.monotonic()))
 
-    def _note(self, agent: HostAgent, facts: dict) -> None:
-        if "hello" in facts:
-            agent.hello = facts
-            self._hear_errors(agent, b"")  # those that were held back
-        elif "found" in facts:
-            agent.master = facts["found"]
-        elif "note" in facts:
-            self._say(f"host {agent.name}: {facts['note']}")
-        elif "started" in facts:
-            self._ranks[Process(agent.name, facts["pid"])] = facts["started"]
-        elif "ended" in facts:
-            agent.running.discard(facts["ended"])
-            self._note_end(End(facts["ended"], facts["code"], agent.name, time.monotonic()))
-
-    def _note_end(self, end: End) -> None:
-        if self._ending:
+    def _on_rank_ended(self, status: ExitStatus) -> None:
+        if self._stopping:
             return
-        self._ends.append(end)
-        if end.code != 0:
-            self._stop_within(PATIENCE_S)
+        self._statuses.append(status)
+        if status.code != 0:
+            self._stop_within(FAILURE_GRACE_S)
 
-    def _note_silence(self, agent: HostAgent) -> None:
-        """It has nothing more to say; that is right if all of its ranks have ended."""
+    def _on_disconnected(self, agent: HostAgent) -> None:
+        """Expected once all of its ranks have ended; otherwise the host is lost."""
         if not agent.hello:
-            reason = agent.read_errors(LAST_ERROR_S) or "no answer"
-            raise CannotStart(f"host {agent.host} cannot be reached: {reason}{agent.advice}")
-        if agent.running and not self._ending:
+            reason = agent.last_error_line(LAST_ERROR_S) or "no answer"
+            raise StartError(f"host {agent.host} cannot be reached: {reason}{agent.advice}")
+        if agent.running and not self._stopping:
             ranks = ", ".join(map(str, sorted(agent.running)))
-            self._problem = f"the connection to host {agent.name} is lost, and with it rank {ranks}"
+            self._host_problem = f"lost the connection to host {agent.name} with rank {ranks}"
             self._stop_within(0)
 
-    # ---- the end
+    # ---- end
 
     def _stop_within(self, seconds: float) -> None:
         self._stop_at = min(self._stop_at or math.inf, time.monotonic() + seconds)
 
-    def _end_ranks(self, number: int) -> None:
-        self._ending = True
+    def _stop_ranks(self, number: int) -> None:
+        self._stopping = True
         self._stop_at = None
-        self._give_up_at = time.monotonic() + GRACE_S + GIVE_UP_S
+        self._give_up_at = time.monotonic() + TERMINATE_GRACE_S + CLOSE_TIMEOUT_S
         for agent in self._agents:
-            agent.tell(signal=number)
+            agent.send(signal=number)
 
     def _give_up(self) -> None:
-        for agent in self._speaking:
+        for agent in self._connected:
             ranks = ", ".join(map(str, sorted(agent.running)))
-            self._say(f"host {agent.name} does not say that rank {ranks} has ended")
+            self._output.write_line(f"host {agent.name} did not report the end of rank {ranks}")
             agent.process.kill()
-        self._speaking.clear()
+        self._connected.clear()
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        if self._stopped_by is not None:  # somebody does not want to wait: the agents kill
+        if self._received_signal is not None:  # a second signal: exit now, the agents kill
             os._exit(128 + number)
-        self._stopped_by = number
-        self._end_ranks(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        self._received_signal = number
+        self._stop_ranks(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
-    def _conclude(self) -> int:
-        if self._stopped_by is not None:
-            self._say(f"stopped by {signal_name(self._stopped_by)}")
-            return 128 + self._stopped_by
-        if first := first_to_fail(self._ends, self._tails, self._ranks):
-            tail = self._tails[first.rank]
-            if tail is not self._shown_last and (last_word := tail.last_word()):
-                self._show(2, f"[{first.rank}] ", last_word)
-            self._say(f"rank {first.rank} on host {first.host} failed first: {first.text}")
-            return first.exit_code
-        if self._problem:
-            self._say(self._problem)
+    def _report_result(self) -> int:
+        if self._received_signal is not None:
+            self._output.write_line(f"stopped by {signal_name(self._received_signal)}")
+            return 128 + self._received_signal
+        if cause := root_cause(self._statuses, self._output.tails, self._ranks):
+            self._output.repeat_last_error(cause.rank)
+            self._output.write_line(
+                f"rank {cause.rank} on host {cause.host} failed first: {cause.text}"
+            )
+            return cause.exit_code
+        if self._host_problem:
+            self._output.write_line(self._host_problem)
             return 1
-        if self._ending:
-            self._say("the ranks have not ended in time")
-            return NOT_IN_TIME
+        if self._stopping:
+            self._output.write_line("timed out: the ranks did not end in time")
+            return TIMED_OUT
         return 0

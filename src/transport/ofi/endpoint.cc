@@ -18,7 +18,9 @@
 namespace tccl::ofi {
 namespace {
 
-constexpr auto kBlindSleep = std::chrono::microseconds(50);
+/// Sleep of providers without a wait object (EFA): short, because nothing wakes it.
+constexpr auto kSleepWithoutWaitObject = std::chrono::microseconds(50);
+/// Version of the libfabric API.
 constexpr std::uint32_t kVersion = FI_VERSION(1, 17);
 
 [[noreturn]] void fail(const char* call, ssize_t result) {
@@ -34,14 +36,14 @@ struct FreeInfo {
 };
 using Info = std::unique_ptr<fi_info, FreeInfo>;
 
-/// Reliable datagrams with tags, from `address`; null if this provider has none.
-Info look_up(const std::string& provider, const std::string& address, std::uint16_t port) {
+/// fi_getinfo() for reliable datagrams with tags; null if the provider does not have them.
+Info find_provider(const std::string& provider, const std::string& address, std::uint16_t port) {
   const Info hints(library().dupinfo(nullptr));
   if (!hints) throw std::bad_alloc();
   hints->ep_attr->type = FI_EP_RDM;
   hints->caps = FI_TAGGED | FI_DIRECTED_RECV;
   hints->mode = FI_CONTEXT | FI_CONTEXT2;
-  hints->domain_attr->threading = FI_THREAD_DOMAIN;            // there is one lock around all of it
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;            // mutex_ serialises all calls
   hints->fabric_attr->prov_name = ::strdup(provider.c_str());  // freed with the hints
   fi_info* found = nullptr;
   const std::string service = std::to_string(port);
@@ -53,13 +55,13 @@ Info look_up(const std::string& provider, const std::string& address, std::uint1
   return Info(found);
 }
 
-Info choose(const Endpoint::Options& options) {
-  // Until 1.19 reliable datagrams over TCP are a provider of their own.
+Info choose_provider(const Endpoint::Options& options) {
+  // Before libfabric 1.19, reliable datagrams over TCP are the layered provider tcp;ofi_rxm.
   const std::vector<std::string> candidates = options.provider.empty() || options.provider == "tcp"
                                                   ? std::vector<std::string>{"tcp;ofi_rxm", "tcp"}
                                                   : std::vector<std::string>{options.provider};
   for (const std::string& name : candidates)
-    if (Info info = look_up(name, options.address, options.port)) return info;
+    if (Info info = find_provider(name, options.address, options.port)) return info;
   throw Error(Errc::system,
               formatted("libfabric has no provider \"{}\" for address {} (`fi_info` lists them)",
                         candidates.front(), options.address));
@@ -68,7 +70,7 @@ Info choose(const Endpoint::Options& options) {
 }  // namespace
 
 Endpoint::Endpoint(const Options& options) {
-  const Info info = choose(options);
+  const Info info = choose_provider(options);
   provider_ = info->fabric_attr->prov_name;
   max_bytes_ = info->ep_attr->max_msg_size;
   open(*info);
@@ -93,7 +95,7 @@ void Endpoint::open(fi_info& info) {
   queue.wait_obj = FI_WAIT_FD;
   fid_cq* completions = nullptr;
   int result = ::fi_cq_open(domain, &queue, &completions, nullptr);
-  if (result != 0) {  // EFA has nothing to sleep on
+  if (result != 0) {  // some providers, such as EFA, have no wait object
     queue.wait_obj = FI_WAIT_NONE;
     result = ::fi_cq_open(domain, &queue, &completions, nullptr);
   }
@@ -128,31 +130,31 @@ bool Endpoint::send(Peer peer, std::uint64_t tag, std::span<const std::byte> dat
   if (!start(request, ::fi_tsend(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
                                  &request.context_)))
     return false;
-  request.counts_ = true;
-  sending_.fetch_add(1, std::memory_order_relaxed);
+  request.is_unsent_ = true;
+  unsent_.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 
-void Endpoint::give_up(Request& request) noexcept {
+void Endpoint::abandon(Request& request) noexcept {
   const std::lock_guard lock(mutex_);
-  count_out(request);
+  uncount(request);
 }
 
-void Endpoint::count_out(Request& request) noexcept {
-  if (std::exchange(request.counts_, false)) sending_.fetch_sub(1, std::memory_order_relaxed);
+void Endpoint::uncount(Request& request) noexcept {
+  if (std::exchange(request.is_unsent_, false)) unsent_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 bool Endpoint::receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
-                       std::uint64_t any_of) {
+                       std::uint64_t ignored_tag_bits) {
   const std::lock_guard lock(mutex_);
   prepare(request);
   return start(request, ::fi_trecv(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
-                                   any_of, &request.context_));
+                                   ignored_tag_bits, &request.context_));
 }
 
 void Endpoint::prepare(Request& request) {
-  request.done_.store(false, std::memory_order_relaxed);
-  request.error_ = 0;  // it may have served another message before
+  request.done_.store(false, std::memory_order_relaxed);  // not visible to others before the post
+  request.error_ = 0;                                     // of an earlier message
   request.bytes_ = 0;
 }
 
@@ -185,7 +187,7 @@ std::size_t Endpoint::progress_locked() {
     const ssize_t count = ::fi_cq_read(completions_.get(), entries.data(), entries.size());
     if (count == -FI_EAGAIN) return completed;
     if (count == -FI_EAVAIL) {
-      completed += take_error();
+      completed += complete_failed();
       continue;
     }
     if (count < 0) fail("fi_cq_read", count);
@@ -196,7 +198,7 @@ std::size_t Endpoint::progress_locked() {
   }
 }
 
-std::size_t Endpoint::take_error() {
+std::size_t Endpoint::complete_failed() {
   fi_cq_err_entry entry{};
   if (::fi_cq_readerr(completions_.get(), &entry, 0) != 1) return 0;
   complete(entry.op_context, entry.len, entry.err);
@@ -204,26 +206,26 @@ std::size_t Endpoint::take_error() {
 }
 
 void Endpoint::complete(void* context, std::size_t bytes, int error) {
-  if (context == nullptr) return;  // something came that belongs to no message
+  if (context == nullptr) return;  // an event without a request
   auto& request = *static_cast<Request*>(context);
-  count_out(request);
+  uncount(request);
   request.error_ = error;
   request.bytes_ = bytes;
   request.done_.store(true, std::memory_order_release);  // pairs with Request::done()
 }
 
-void Endpoint::sleep(std::chrono::milliseconds at_most) {
-  if (wait_fd_ < 0) {  // nothing to sleep on: not so long that it would matter
-    std::this_thread::sleep_for(std::min<Clock::duration>(at_most, kBlindSleep));
+void Endpoint::sleep(std::chrono::milliseconds timeout) {
+  if (wait_fd_ < 0) {
+    std::this_thread::sleep_for(std::min<Clock::duration>(timeout, kSleepWithoutWaitObject));
     return;
   }
   {
     const std::lock_guard lock(mutex_);
     fid* queue = &completions_->fid;
-    if (::fi_trywait(fabric_.get(), &queue, 1) != 0) return;  // something is there already
+    if (::fi_trywait(fabric_.get(), &queue, 1) != 0) return;  // not empty
   }
   pollfd readable{wait_fd_, POLLIN, 0};
-  ::poll(&readable, 1, static_cast<int>(at_most.count()));
+  ::poll(&readable, 1, static_cast<int>(timeout.count()));
 }
 
 }  // namespace tccl::ofi

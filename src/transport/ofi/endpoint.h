@@ -1,9 +1,13 @@
-// This process's end of the network: tagged messages to and from other processes, by libfabric.
+// A libfabric endpoint (FI_EP_RDM) for tagged messages to and from other processes.
 //
-// libfabric moves nothing by itself: somebody has to call progress() while messages are under way.
-// It reports neither dead peers nor cut cables, and it may write to a receive's memory until the
-// request is done or the endpoint closed, cancelled or not. Both are for its users to deal with.
-// Thread-safe.
+//   Request request;
+//   while (!endpoint.send(peer, tag, data, request)) endpoint.progress();
+//   while (!request.done()) endpoint.progress();
+//
+// libfabric makes no progress by itself: some thread must call progress() while requests are
+// outstanding. It reports neither dead peers nor broken links, and it may write to the memory of a
+// receive until the request is done or the endpoint is closed, even after cancel(). The callers
+// handle both: see health/ and MessageBuffer. Thread-safe.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -20,25 +24,27 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/wait.h"
 
 namespace tccl::ofi {
 
-/// A message under way. It and the memory of the message stay until done() or the endpoint's end.
+/// An outstanding send or receive. The request and the message's memory must exist until done(), or
+/// until the endpoint is closed.
 class Request {
  public:
   [[nodiscard]] bool done() const noexcept {
-    return done_.load(std::memory_order_acquire);  // pairs with Endpoint::progress()
+    return done_.load(std::memory_order_acquire);  // pairs with Endpoint::complete()
   }
-  /// Once it is done: 0, or why it failed (an errno; ECANCELED after cancel()).
+  /// After done(): 0 or an errno; ECANCELED after cancel().
   [[nodiscard]] int error() const noexcept { return error_; }
-  /// Once a receive is done: how long the message was.
+  /// After done(), of a receive: length of the message.
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
  private:
   friend class Endpoint;
-  fi_context2 context_{};  // libfabric's; first, so that its address is the request's
+  fi_context2 context_{};  // libfabric's; first, so that it has the request's address
   int error_ = 0;
-  bool counts_ = false;  // among Endpoint::sending()
+  bool is_unsent_ = false;  // counted in Endpoint::unsent()
   std::size_t bytes_ = 0;
   std::atomic<bool> done_{true};
 };
@@ -47,12 +53,12 @@ class Endpoint {
  public:
   struct Options {
     std::string provider;    // as CCL_ATL_PROVIDER names it; empty: tcp
-    std::string address;     // of the interface to use
+    std::string address;     // of the network interface
     std::uint16_t port = 0;  // 0: any
   };
-  using Address = std::vector<std::byte>;  // what another process needs to know
+  using Address = std::vector<std::byte>;  // as fi_getname() returns it
   using Peer = fi_addr_t;
-  static constexpr Peer kAnyone = FI_ADDR_UNSPEC;  // to receive from
+  static constexpr Peer kAnyone = FI_ADDR_UNSPEC;  // as source of a receive
 
   /// Throws Error{system}.
   explicit Endpoint(const Options& options);
@@ -62,33 +68,34 @@ class Endpoint {
 
   [[nodiscard]] const Address& address() const noexcept { return address_; }
   [[nodiscard]] const std::string& provider() const noexcept { return provider_; }
-  /// The longest message.
+  /// Length limit of a message.
   [[nodiscard]] std::size_t max_bytes() const noexcept { return max_bytes_; }
 
-  /// Connects when the first message is sent.
+  /// The connection is made when the first message is sent.
   Peer add_peer(const Address& address);
 
-  /// False if there is no room at the moment: call progress() and try again.
+  /// Returns false if the queue is full (FI_EAGAIN): call progress() and try again.
   bool send(Peer peer, std::uint64_t tag, std::span<const std::byte> data, Request& request);
-  /// Bits of the tag that are set in `any_of` may have any value.
+  /// `ignored_tag_bits`: tag bits that need not match.
   bool receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
-               std::uint64_t any_of = 0);
-  /// Asks for it; the request is done when progress() says so.
+               std::uint64_t ignored_tag_bits = 0);
+  /// Requests cancellation; the request is done when progress() has completed it.
   void cancel(Request& request) noexcept;
 
-  /// A message that need not arrive any more no longer counts as under way.
-  void give_up(Request& request) noexcept;
-  /// Messages that have not left yet.
-  [[nodiscard]] std::size_t sending() const noexcept {
-    return sending_.load(std::memory_order_relaxed);
+  /// The send still runs, but no longer counts in unsent(): nobody needs it any more.
+  void abandon(Request& request) noexcept;
+  /// Number of sends that have not completed. From any thread, for decisions only: relaxed.
+  [[nodiscard]] std::size_t unsent() const noexcept {
+    return unsent_.load(std::memory_order_relaxed);
   }
 
-  /// Moves data, and completes requests. Returns how many it has completed.
+  /// Makes libfabric progress and completes requests. Returns how many.
   std::size_t progress();
-  /// The same, unless another thread is at it: then it completes this one's requests, too.
+  /// The same, unless another thread is in progress(): that one completes all threads' requests.
   std::size_t try_progress();
-  /// Until something may have happened, or the time is over; shorter where it cannot be woken.
-  void sleep(std::chrono::milliseconds at_most);
+  /// Sleeps until the completion queue may have entries, at most for `timeout`. Providers without
+  /// a wait object sleep for a short time only.
+  void sleep(std::chrono::milliseconds timeout);
 
  private:
   struct Close {
@@ -105,20 +112,34 @@ class Endpoint {
   bool start(Request& request, ssize_t result);
   void complete(void* context, std::size_t bytes, int error);
   std::size_t progress_locked();
-  std::size_t take_error();
-  void count_out(Request& request) noexcept;
+  std::size_t complete_failed();
+  void uncount(Request& request) noexcept;
 
-  std::mutex mutex_;  // for all that libfabric makes
-  std::atomic<std::size_t> sending_{0};
+  std::mutex mutex_;  // guards the libfabric objects: FI_THREAD_DOMAIN
+  std::atomic<std::size_t> unsent_{0};
   std::string provider_;
   std::size_t max_bytes_ = 0;
   Address address_;
-  Owned<fid_fabric> fabric_;  // each of them needs those before it
+  Owned<fid_fabric> fabric_;  // each object uses those before it
   Owned<fid_domain> domain_;
   Owned<fid_av> addresses_;
   Owned<fid_cq> completions_;
   Owned<fid_ep> endpoint_;
-  int wait_fd_ = -1;
+  int wait_fd_ = -1;  // of the completion queue; -1: the provider has none
+};
+
+/// Sleeper of base/wait.h on the network: sleep() returns at once if completions arrived before.
+class EndpointSleeper {
+ public:
+  explicit EndpointSleeper(Endpoint& endpoint, std::chrono::milliseconds interval = kSleepInterval)
+      : endpoint_(endpoint), interval_(interval) {}
+  struct Token {};
+  [[nodiscard]] Token prepare() const { return {}; }  // Endpoint::sleep() calls fi_trywait()
+  void sleep(Token) const { endpoint_.sleep(interval_); }
+
+ private:
+  Endpoint& endpoint_;
+  std::chrono::milliseconds interval_;
 };
 
 }  // namespace tccl::ofi

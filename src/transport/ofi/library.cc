@@ -12,25 +12,24 @@ namespace tccl::ofi {
 namespace {
 
 template <class Function>
-void find(void* handle, const char* name, Function*& function) {
+void resolve(void* handle, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(handle, name));
   if (function == nullptr)
-    throw Error(Errc::system, formatted("libfabric.so.1 has no {}: it is too old", name));
+    throw Error(Errc::system, formatted("libfabric.so.1 is too old: it has no {}", name));
 }
 
-/// libfabric has no other way to be told, and reads the environment only once, soon after loading.
-/// What the user has set stays.
+/// libfabric is configured by environment variables only and reads them once, soon after loading.
+/// Variables that the user has set are kept.
 void set_defaults() {
   constexpr std::pair<const char*, const char*> kDefaults[] = {
-      // Messages of this length, with its header, are sent at once instead of being announced
-      // first: ours are never longer, and whoever gets them has asked for them or will soon. On a
-      // network of 1 Gbit/s with 16 ms of data queued in it, the announcements alone cost a fifth
-      // of the time.
+      // Eager instead of rendezvous protocol for all our messages (kMaxMessageBytes and headers):
+      // their receives are posted already or will be soon. At 1 Gbit/s with 16 ms of data queued,
+      // rendezvous round trips cost a fifth of the time.
       {"FI_OFI_RXM_EAGER_LIMIT", "132000"},
-      // Buffers of that length for messages from anyone: 128 would be no faster, but 34 MB.
+      // Receive buffers of that length: libfabric's default of 128 takes 34 MB and is no faster.
       {"FI_OFI_RXM_MSG_RX_SIZE", "32"},
-      // Processes to have room for at first: 256 would give a ring of completions of 13 MB, which
-      // comes into use little by little, as if memory leaked.
+      // Initial number of peers: with the default of 256 the completion queue has 13 MB, which are
+      // touched little by little and look like a leak.
       {"FI_UNIVERSE_SIZE", "16"}};
   for (const auto& [name, value] : kDefaults) ::setenv(name, value, /*overwrite=*/0);
 }
@@ -44,19 +43,19 @@ Library load() {
                           "libfabric1; Fedora, RHEL: dnf install libfabric): {}",
                           ::dlerror()));
   Library library{};
-  find(handle, "fi_getinfo", library.getinfo);
-  find(handle, "fi_freeinfo", library.freeinfo);
-  find(handle, "fi_dupinfo", library.dupinfo);
-  find(handle, "fi_fabric", library.fabric);
-  find(handle, "fi_strerror", library.strerror);
-  find(handle, "fi_version", library.version);
+  resolve(handle, "fi_getinfo", library.getinfo);
+  resolve(handle, "fi_freeinfo", library.freeinfo);
+  resolve(handle, "fi_dupinfo", library.dupinfo);
+  resolve(handle, "fi_fabric", library.fabric);
+  resolve(handle, "fi_strerror", library.strerror);
+  resolve(handle, "fi_version", library.version);
   return library;
 }
 
 }  // namespace
 
 const Library& library() {
-  static const Library library = load();  // never unloaded: it has threads and exit handlers
+  static const Library library = load();  // never unloaded: libfabric has threads and exit handlers
   return library;
 }
 

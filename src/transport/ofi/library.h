@@ -1,4 +1,4 @@
-// libfabric, loaded when it is needed: a job on one host needs nothing installed. Thread-safe.
+// libfabric, loaded by dlopen() at the first use: a job on one host does not need it. Thread-safe.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -7,7 +7,7 @@
 
 namespace tccl::ofi {
 
-/// The functions that the library exports; all others are members of the objects it makes.
+/// The functions that libfabric exports. All others are inline and call through its objects.
 struct Library {
   decltype(&::fi_getinfo) getinfo;
   decltype(&::fi_freeinfo) freeinfo;
@@ -17,7 +17,7 @@ struct Library {
   decltype(&::fi_version) version;
 };
 
-/// Throws Error{system} that says what to install.
+/// Throws Error{system} with the package to install if libfabric is missing.
 const Library& library();
 
 }  // namespace tccl::ofi

@@ -1,6 +1,5 @@
 #include "transport/ofi/network.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -10,13 +9,14 @@
 namespace tccl::ofi {
 namespace {
 
-/// What has not left after this time goes to somebody who no longer takes it.
-constexpr std::chrono::milliseconds kLastWords{2000};
+/// Upper bound for flushing unsent messages in close(). A live peer receives them in milliseconds,
+/// so after this time the receiver is gone.
+constexpr std::chrono::milliseconds kCloseFlushTimeout{2000};
 
-/// Enough that cells seldom find none posted.
+/// Receives posted for point-to-point cells: enough that cells rarely arrive unexpected.
 constexpr std::size_t kPostedReceives = 32;
 
-/// The first free port of the range; libfabric takes a fixed one, or any.
+/// Opens the endpoint on the first free port of the range: libfabric accepts one port, or any.
 std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::string& address) {
   const PortRange ports = settings.ports;
   std::string problem;
@@ -36,73 +36,6 @@ std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::str
 
 }  // namespace
 
-Request& MessageBuffer::request_to(int rank) {
-  Request& request = new_request();
-  sends_.push_back({rank, &request});
-  return request;
-}
-
-Request& MessageBuffer::request_from(int rank, std::uint64_t number) {
-  from_ = rank;
-  number_ = number;
-  expects_ = true;
-  return new_request();
-}
-
-Request& MessageBuffer::new_request() {
-  if (used_ == requests_.size()) requests_.emplace_back();
-  return requests_[used_++];
-}
-
-bool MessageBuffer::is_idle() const {
-  for (std::size_t i = 0; i < used_; ++i)
-    if (!requests_[i].done()) return false;
-  return true;
-}
-
-/// Parcels that nobody holds: those that are free, and those that the network still uses.
-struct Network::BufferPool {
-  std::atomic<Endpoint*> endpoint{nullptr};
-  std::atomic<bool> forked{false};
-  std::mutex mutex;  // guards the rest
-  std::vector<std::unique_ptr<MessageBuffer>> free;
-  std::vector<std::unique_ptr<MessageBuffer>> busy;
-
-  std::unique_ptr<MessageBuffer> take() {
-    const std::lock_guard lock(mutex);
-    if (free.empty()) sweep();
-    if (free.empty()) return std::make_unique<MessageBuffer>();
-    auto buffer = std::move(free.back());
-    free.pop_back();
-    buffer->reset();
-    return buffer;
-  }
-  void give_back(std::unique_ptr<MessageBuffer> buffer) {
-    if (forked.load(std::memory_order_relaxed)) {
-      static_cast<void>(buffer.release());  // its locks may be held for ever
-      return;
-    }
-    call_off(*buffer);
-    const std::lock_guard lock(mutex);
-    (buffer->is_idle() ? free : busy).push_back(std::move(buffer));
-    if (free.size() > kMaxFree) free.pop_back();
-  }
-  void call_off(MessageBuffer& buffer) {
-    Endpoint* open = endpoint.load(std::memory_order_relaxed);
-    if (open == nullptr || buffer.is_idle()) return;
-    if (buffer.is_receiving()) open->cancel(buffer.incoming());
-    for (const auto& sending : buffer.sends()) open->give_up(*sending.request);
-  }
-  void sweep() {
-    const auto idle = std::partition(busy.begin(), busy.end(),
-                                     [](const auto& buffer) { return !buffer->is_idle(); });
-    std::move(idle, busy.end(), std::back_inserter(free));
-    busy.erase(idle, busy.end());
-  }
-
-  static constexpr std::size_t kMaxFree = 256;
-};
-
 Network::Network(Monitor& monitor, Options options)
     : address_(std::move(options.address)),
       buffer_pool_(std::make_shared<BufferPool>()),
@@ -112,27 +45,26 @@ Network::Network(Monitor& monitor, Options options)
                          .liveness_timeout = options.settings->liveness_timeout,
                          .self = std::move(options.self),
                          .on_notice = std::move(options.on_notice)}) {
-  buffer_pool_->endpoint.store(endpoint_.get(), std::memory_order_relaxed);
+  buffer_pool_->set_endpoint(endpoint_.get());
 }
 
 Network::~Network() {
   close();
-  buffer_pool_->endpoint.store(nullptr,
-                               std::memory_order_relaxed);  // it ends with all that is posted
+  buffer_pool_->set_endpoint(nullptr);  // closing the endpoint ends all its requests
 }
 
 std::uint32_t Network::allocate_group_id() {
   const std::lock_guard lock(cells_mutex_);
   do {
-    last_group_ = last_group_ % kMaxGroupId + 1;
-  } while (cells_.contains(last_group_));
-  cells_[last_group_];
-  return last_group_;
+    last_group_id_ = last_group_id_ % kMaxGroupId + 1;
+  } while (cells_.contains(last_group_id_));
+  cells_[last_group_id_];
+  return last_group_id_;
 }
 
-void Network::release_group_id(std::uint32_t number) noexcept {
+void Network::release_group_id(std::uint32_t id) noexcept {
   const std::lock_guard lock(cells_mutex_);
-  cells_.erase(number);
+  cells_.erase(id);
 }
 
 std::vector<std::shared_ptr<MessageBuffer>> Network::take_cells(std::uint32_t group_id) {
@@ -153,12 +85,13 @@ void Network::post_cell_receives() {
     const std::uint64_t any_group = tag_of(kMaxGroupId, Traffic::collective, 0);
     if (!endpoint_->receive(Endpoint::kAnyone, tag, buffer->first(NetworkChannel::kMaxMessageBytes),
                             request, any_group))
-      return;  // no room: the next look will find some
+      return;  // the queue is full: the next call posts the rest
     posted_.push_back(std::move(buffer));
   }
 }
 
-/// Cells of groups that this process has left, and what is no cell, are dropped.
+/// Distributes arrived cells to their groups. Drops malformed ones and those of groups that this
+/// process has left.
 void Network::sort_cells() {
   std::erase_if(posted_, [&](const std::shared_ptr<MessageBuffer>& buffer) {
     if (!buffer->is_idle()) return false;
@@ -172,22 +105,20 @@ void Network::sort_cells() {
   });
 }
 
-void Network::drop_in_child() noexcept {
-  buffer_pool_->forked.store(true, std::memory_order_relaxed);
-}
+void Network::drop_in_child() noexcept { buffer_pool_->drop_in_child(); }
 
 std::shared_ptr<MessageBuffer> Network::acquire_buffer() {
-  return {buffer_pool_->take().release(), [buffer_pool = buffer_pool_](MessageBuffer* buffer) {
-            buffer_pool->give_back(std::unique_ptr<MessageBuffer>(buffer));
+  return {buffer_pool_->acquire().release(), [buffer_pool = buffer_pool_](MessageBuffer* buffer) {
+            buffer_pool->release(std::unique_ptr<MessageBuffer>(buffer));
           }};
 }
 
 void Network::close() noexcept {
-  const Deadline end = deadline_after(kLastWords);
+  const Deadline deadline = deadline_after(kCloseFlushTimeout);
   try {
-    while (has_outstanding() && Clock::now() < end) endpoint_->progress();
+    while (has_outstanding() && Clock::now() < deadline) endpoint_->progress();
   } catch (const Error&) {
-    // Then it will not get better by waiting.
+    // The network has failed: nothing more will be sent.
   }
   control_.close();
 }

@@ -11,14 +11,11 @@ namespace tccl::ofi {
 namespace {
 
 static_assert(sizeof(OpRecord) == MessageBuffer::kHeaderBytes,
-              "each message says what it belongs to");
+              "the header of a message is its operation's record");
 
-/// The end of a process is told by another connection than that of its data, which may still come.
-constexpr auto kLastWords = std::chrono::milliseconds(50);
-/// Each look is a system call, so there is no use in spinning between them. Whoever sleeps comes
-/// back tens of microseconds late.
-constexpr BackoffPolicy kNetworkBackoff{std::chrono::microseconds(0),
-                                        std::chrono::microseconds(500)};
+/// After the control connection has reported that a rank is gone, its last messages may still
+/// arrive on the data connection for this long.
+constexpr std::chrono::milliseconds kDepartureGrace{50};
 
 }  // namespace
 
@@ -48,25 +45,25 @@ void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<co
     const std::uint64_t tag =
         tag_of(address(rank).group_id, Traffic::collective, counts(rank).sent);
     wait(rank, std::nullopt, [&] {
-      return attempt(rank, "sending to", [&] {
+      return try_post(rank, "sending to", [&] {
         return network_.endpoint().send(address(rank).peer, tag, buffer->first(bytes), request);
       });
     });
     ++counts(rank).sent;
     members_.count_sent(rank, Traffic::collective);
   }
-  collect_sent();
-  outgoing_.push_back(buffer);
+  remove_completed();
+  pending_sends_.add(buffer);
 }
 
 NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
   members_.enter(from);
   auto buffer = network_.acquire_buffer();
-  const std::uint64_t number = counts(from).expected++;
+  const std::uint64_t number = counts(from).receives_posted++;
   Request& request = buffer->request_from(from, number);
   const std::uint64_t tag = tag_of(own_group_id_, Traffic::collective, number);
   wait(from, std::nullopt, [&] {
-    return attempt(from, "receiving from", [&] {
+    return try_post(from, "receiving from", [&] {
       return network_.endpoint().receive(address(from).peer, tag, buffer->first(kMaxMessageBytes),
                                          request);
     });
@@ -79,7 +76,8 @@ std::size_t OfiChannel::received_bytes(const MessagePtr& message) {
   const Request& request = buffer.incoming();
   wait(buffer.from(), buffer.number(), [&] { return request.done(); });
   if (request.error() != 0)
-    throw_failed(buffer.from(), "receiving from", library().strerror(request.error()));
+    throw_send_or_receive_error(buffer.from(), "receiving from",
+                                library().strerror(request.error()));
   OpRecord theirs;
   std::memcpy(&theirs, buffer.header(), sizeof theirs);
   check_record(buffer.from(), theirs);
@@ -97,13 +95,13 @@ const std::byte* OfiChannel::await(const MessagePtr& message, std::size_t bytes)
   return message->data();
 }
 
-/// Operations that do not meet (a broadcast has no reason to wait for its leaves) leave one rank
-/// ahead of the other: then what it called before is compared.
+/// In operations that do not synchronise all ranks (broadcast, gather ...) one rank may be ahead of
+/// the other: then compare with this rank's operation of the same sequence number.
 void OfiChannel::check_record(int from, const OpRecord& theirs) const {
   if (theirs.chain == record_.chain) return;
   if (!is_valid(theirs))
     throw Error(Errc::system,
-                formatted("{}: what came from {} makes no sense", operation(), members_.who(from)),
+                formatted("{}: malformed message from {}", operation(), members_.who(from)),
                 {from});
   const OpRecord& mine = log_.contains(theirs.sequence) ? log_.at(theirs.sequence) : record_;
   throw Error(
@@ -118,83 +116,78 @@ void OfiChannel::check_record(int from, const OpRecord& theirs) const {
 }
 
 void OfiChannel::flush(std::size_t at_most) {
-  collect_sent();
-  while (outgoing_.size() > at_most) {
-    for (const MessageBuffer::Send& sending : outgoing_.front()->sends())
-      wait(sending.to, std::nullopt, [&] { return sending.request->done(); });
-    collect_sent();
+  remove_completed();
+  while (pending_sends_.size() > at_most) {
+    for (const MessageBuffer::Send& send : pending_sends_.oldest().sends())
+      wait(send.to, std::nullopt, [&] { return send.request->done(); });
+    remove_completed();
   }
 }
 
-void OfiChannel::collect_sent() {
-  while (!outgoing_.empty() && outgoing_.front()->is_idle()) {
-    check_sent(*outgoing_.front());
-    outgoing_.pop_front();
-  }
+void OfiChannel::remove_completed() {
+  if (const auto error = pending_sends_.remove_completed())
+    throw_send_or_receive_error(error->rank, "sending to", error->reason);
 }
 
-void OfiChannel::check_sent(const MessageBuffer& buffer) {
-  for (const auto& [to, request] : buffer.sends())
-    if (request->error() != 0) throw_failed(to, "sending to", library().strerror(request->error()));
-}
-
-bool OfiChannel::attempt(int rank, const char* what, FunctionRef<bool()> action) {
+bool OfiChannel::try_post(int rank, const char* what, FunctionRef<bool()> post) {
   try {
-    return action();
+    return post();
   } catch (const Error& error) {
-    throw_failed(rank, what, error.what());
+    throw_send_or_receive_error(rank, what, error.what());
   }
 }
 
-/// libfabric says that something went wrong, and the control connection why, a moment later.
-void OfiChannel::throw_failed(int rank, const char* what, const std::string& why) {
-  const Deadline patience = deadline_after(kLastWords * 10);
-  wait(rank, std::nullopt, [&] { return Clock::now() >= patience; });
-  throw Error(Errc::system, formatted("{}: {} {}: {}", operation(), what, members_.who(rank), why),
-              {rank});
+/// If the rank or the group turns out to be lost within kErrorGrace, wait() throws that instead.
+void OfiChannel::throw_send_or_receive_error(int rank, const char* what,
+                                             const std::string& reason) {
+  const Deadline grace_end = deadline_after(kErrorGrace);
+  wait(rank, std::nullopt, [&] { return Clock::now() >= grace_end; });
+  throw Error(Errc::system,
+              formatted("{}: {} {}: {}", operation(), what, members_.who(rank), reason), {rank});
 }
 
 void OfiChannel::wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready) {
-  const auto look = [&] {
+  const auto poll = [&] {
     if (ready()) return true;
     network_.progress();
     return ready();
   };
-  if (spin_then_yield(look, kNetworkBackoff)) return;
+  if (spin_then_yield(poll, kBackoffNetwork)) return;
   if (!deadline_) deadline_ = deadline_after(timeout_);
   std::optional<Clock::time_point> lost_since;
-  while (!look()) {
-    throw_if_hopeless(rank, number, lost_since);
-    network_.endpoint().sleep(kSleepInterval);
-  }
+  sleep_until(EndpointSleeper(network_.endpoint()), poll, [&] {
+    check_wait(rank, number, lost_since);
+    return false;
+  });
 }
 
-void OfiChannel::throw_if_hopeless(int rank, std::optional<std::uint64_t> number,
-                                   std::optional<Clock::time_point>& lost_since) {
+void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> number,
+                            std::optional<Clock::time_point>& lost_since) {
   if (members_.failed()) throw members_.failure();
   const auto now = Clock::now();
   if (number && members_.will_never_come(rank, Traffic::collective, *number))
     throw members_.peer_lost_error(rank, operation());
-  // Who has left in order may have sent what is waited for, but takes nothing any more.
-  const PeerState state_of = members_.state_of(rank);
-  if (state_of == PeerState::died || (state_of == PeerState::left && !number)) {
+  // A rank that has left normally may have sent the awaited message before, but receives no more.
+  const PeerState state = members_.state_of(rank);
+  if (state == PeerState::died || (state == PeerState::left && !number)) {
     if (!lost_since) lost_since = now;
-    if (now - *lost_since >= kLastWords) throw members_.peer_lost_error(rank, operation());
+    if (now - *lost_since >= kDepartureGrace) throw members_.peer_lost_error(rank, operation());
   }
   if (poll_interrupt_ && now >= next_interrupt_poll_) {
     next_interrupt_poll_ = now + kInterruptPeriod;
     poll_interrupt_();
   }
-  if (now >= *deadline_) throw timed_out(rank, number ? "nothing came from" : "no room to send to");
+  if (now >= *deadline_)
+    throw timeout_error(rank, number ? "nothing received from" : "cannot send to");
 }
 
-Error OfiChannel::timed_out(int rank, const char* why) const {
+Error OfiChannel::timeout_error(int rank, const char* reason) const {
   std::string text =
       formatted("{}: timeout after {:.1f} s; {} {}", operation(),
-                std::chrono::duration<double>(timeout_).count(), why, members_.who(rank));
+                std::chrono::duration<double>(timeout_).count(), reason, members_.who(rank));
   const auto silence = members_.peer(rank)->silence();
   if (silence >= members_.stalled_after(rank))
-    text += formatted(", which is stalled: no sign of life for {:.1f} s",
+    text += formatted(", which is stalled: no heartbeat for {:.1f} s",
                       std::chrono::duration<double>(silence).count());
   return {Errc::timeout, text, {rank}};
 }
@@ -204,23 +197,7 @@ std::string OfiChannel::operation() const {
 }
 
 void OfiChannel::close(Deadline deadline) noexcept {
-  const auto is_pointless = [&](const MessageBuffer& buffer) {
-    return std::ranges::all_of(buffer.sends(), [&](const MessageBuffer::Send& sending) {
-      return members_.state_of(sending.to) != PeerState::alive;
-    });
-  };
-  try {
-    while (!outgoing_.empty() && !members_.failed() && Clock::now() < deadline) {
-      network_.progress();
-      if (outgoing_.front()->is_idle() || is_pointless(*outgoing_.front()))
-        outgoing_.pop_front();
-      else
-        network_.endpoint().sleep(std::chrono::milliseconds(1));
-    }
-  } catch (const Error&) {
-    // The network is gone, and with it what was to leave.
-  }
-  outgoing_.clear();
+  pending_sends_.close(network_, members_, deadline, [] { return true; });  // nothing is queued
 }
 
 }  // namespace tccl::ofi

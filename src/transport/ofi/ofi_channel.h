@@ -1,7 +1,9 @@
-// The wire over libfabric.
+// The NetworkChannel of a group over libfabric.
+//
+// Every message carries the sender's OpRecord, so that a receiver detects that two ranks called
+// different operations. One operation at a time, on one thread.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -14,14 +16,9 @@
 #include "transport/members.h"
 #include "transport/network_channel.h"
 #include "transport/ofi/network.h"
+#include "transport/ofi/pending_sends.h"
 
 namespace tccl::ofi {
-
-/// How to reach a rank of another host.
-struct RankAddress {
-  Endpoint::Peer peer = Endpoint::kAnyone;
-  std::uint32_t group_id = 0;  // its own name for the group
-};
 
 class OfiChannel final : public NetworkChannel {
  public:
@@ -48,30 +45,31 @@ class OfiChannel final : public NetworkChannel {
   /// Brackets one operation, as on the board. The log contains `record` already.
   void begin(const OpRecord& record, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
-  /// What was sent may still be leaving.
-  void end() { collect_sent(); }
-  [[nodiscard]] bool has_outstanding() const noexcept { return !outgoing_.empty(); }
-  /// Waits for what was sent, as long as its receivers live and at most until then.
+  /// Does not wait for unsent messages.
+  void end() { remove_completed(); }
+  [[nodiscard]] bool has_outstanding() const noexcept { return !pending_sends_.empty(); }
+  /// Waits until all messages were sent or their receivers are gone, at most until the deadline.
   void close(Deadline deadline) noexcept;
 
  private:
   struct Counts {
     std::uint64_t sent = 0;
-    std::uint64_t expected = 0;
+    std::uint64_t receives_posted = 0;
   };
   [[nodiscard]] Counts& counts(int rank) { return counts_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] const RankAddress& address(int rank) const {
     return addresses_[static_cast<std::size_t>(rank)];
   }
-  /// Until it is ready; `number` is the message of that rank that is waited for, if it is one.
+  /// Waits for ready(). `number`: the message of that rank that is waited for, if it is a receive.
+  /// Throws if the group fails, the rank is lost, or the operation times out.
   void wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready);
-  void throw_if_hopeless(int rank, std::optional<std::uint64_t> number,
-                         std::optional<Clock::time_point>& lost_since);
-  [[nodiscard]] Error timed_out(int rank, const char* why) const;
-  void collect_sent();
-  void check_sent(const MessageBuffer& buffer);
-  bool attempt(int rank, const char* what, FunctionRef<bool()> action);
-  [[noreturn]] void throw_failed(int rank, const char* what, const std::string& why);
+  void check_wait(int rank, std::optional<std::uint64_t> number,
+                  std::optional<Clock::time_point>& lost_since);
+  [[nodiscard]] Error timeout_error(int rank, const char* why) const;
+  void remove_completed();
+  bool try_post(int rank, const char* what, FunctionRef<bool()> post);
+  [[noreturn]] void throw_send_or_receive_error(int rank, const char* what,
+                                                const std::string& reason);
   void check_record(int from, const OpRecord& theirs) const;
   [[nodiscard]] std::string operation() const;
 
@@ -83,7 +81,7 @@ class OfiChannel final : public NetworkChannel {
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
   std::vector<Counts> counts_;
-  std::deque<std::shared_ptr<MessageBuffer>> outgoing_;
+  PendingSends pending_sends_;
   OpRecord record_;
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};

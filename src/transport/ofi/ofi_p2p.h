@@ -1,9 +1,11 @@
-// Point-to-point traffic of one group with ranks of other hosts.
+// Point-to-point traffic of one group with ranks of other hosts: Links (transport/link.h) over
+// libfabric.
 //
-// Each cell says whose it is and which of that rank's, so that the order of arrival does not
-// matter. Used under the lock of its engine.
+// Each cell carries its source and a sequence number, so cells may arrive in any order.
+// Thread safety: the caller holds the lock of its P2p object, except for is_sending().
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -14,7 +16,7 @@
 #include "transport/link.h"
 #include "transport/members.h"
 #include "transport/ofi/network.h"
-#include "transport/ofi/ofi_channel.h"
+#include "transport/ofi/pending_sends.h"
 
 namespace tccl::ofi {
 
@@ -24,34 +26,36 @@ class OfiP2p {
          std::uint32_t own_group_id);
 
   [[nodiscard]] std::unique_ptr<Link> link_to(int rank);
-  /// Sorts what has come, and sends what could not be sent yet.
+  /// Accepts arrived cells and sends queued ones. Throws Error{system} if sending failed and the
+  /// peer is alive.
   void collect();
-  /// Whether something has not left yet. From any thread.
+  /// Whether cells are queued or unsent. From any thread, for decisions only: relaxed.
   [[nodiscard]] bool is_sending() const noexcept {
     return sending_.load(std::memory_order_relaxed);
   }
   [[nodiscard]] Network& network() noexcept { return network_; }
-  /// Waits until what was posted has left, as long as its receivers live and at most until then.
+  /// Waits until all cells were sent or their receivers are gone, at most until the deadline.
   void close(Deadline deadline) noexcept;
 
  private:
   friend class OfiLink;
   struct Incoming {
-    std::uint64_t next = 0;
-    std::map<std::uint64_t, std::shared_ptr<MessageBuffer>> waiting;  // by number
+    std::uint64_t next = 0;  // sequence number of the next cell
+    std::map<std::uint64_t, std::shared_ptr<MessageBuffer>> arrived;  // by sequence number
   };
-  struct Waiting {
+  struct QueuedCell {
     std::shared_ptr<MessageBuffer> buffer;
     std::size_t bytes = 0;
   };
   void accept(const std::shared_ptr<MessageBuffer>& buffer);
-  void note_sending() {
-    sending_.store(!waiting_.empty() || !outgoing_.empty(), std::memory_order_relaxed);
+  void update_sending() {
+    sending_.store(!queued_.empty() || !pending_sends_.empty(), std::memory_order_relaxed);
   }
-  /// True if nothing waits any more.
-  bool send_waiting(int rank);
-  bool try_to_send(int rank, const Waiting& cell);
-  void note_trouble(int rank, const std::string& why);
+  /// Returns true if no cell for that rank is queued any more.
+  bool send_queued(int rank);
+  bool send_all_queued();
+  bool try_send(int rank, const QueuedCell& cell);
+  void note_send_error(int rank, const std::string& reason);
   void throw_if_unexplained();
 
   Network& network_;
@@ -60,14 +64,14 @@ class OfiP2p {
   std::uint32_t own_group_id_;
   std::vector<Incoming> incoming_;  // by rank
   std::atomic<bool> sending_{false};
-  std::map<int, Waiting> waiting_;  // by rank: a cell that libfabric has not taken yet
-  std::deque<std::shared_ptr<MessageBuffer>> outgoing_;
-  struct Trouble {
+  std::map<int, QueuedCell> queued_;  // by rank: a cell that libfabric has not accepted yet
+  PendingSends pending_sends_;
+  struct SendError {
     int rank;
-    std::string why;
+    std::string reason;
     Clock::time_point since;
   };
-  std::optional<Trouble> trouble_;  // the first cell that could not be sent
+  std::optional<SendError> send_error_;  // the first one
 };
 
 }  // namespace tccl::ofi

@@ -69,8 +69,8 @@ def main() -> None:
     if args.spawn:
         mp.spawn(main_worker, nprocs=args.spawn, args=(args, 0, args.spawn))
     else:
-        place = torch_ccl.get_dist_env()
-        main_worker(0, args, place.rank, place.world_size)
+        env = torch_ccl.get_dist_env()
+        main_worker(0, args, env.rank, env.world_size)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def checksum(model: nn.Module) -> float:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", FutureWarning)  # torch's word on the old name
+    warnings.simplefilter("ignore", FutureWarning)  # torch deprecates the old name
     dist.init_process_group(backend="ccl")
     torch.manual_seed(dist.get_rank())  # so that weights and data differ
     model = Digits()

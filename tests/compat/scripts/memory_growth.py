@@ -1,10 +1,10 @@
-"""Trains a model of 4 inputs and 5 outputs for a while and says by how much memory has grown."""
+"""Trains a model of 4 inputs and 5 outputs and returns the growth of resident memory."""
 
 from pathlib import Path
 
 import torch
 
-WARM_UP = 2000  # steps in which all that is kept may come to be: DDP notes times for a while
+WARM_UP = 2000  # steps before the first measurement: DDP records times at first
 STEPS = 1000
 
 

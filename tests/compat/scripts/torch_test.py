@@ -1,6 +1,6 @@
-"""Says hello from every rank of a job that mpirun or srun has started; batch.sh submits it.
+"""Prints a line from every rank of a job that mpirun or srun has started; batch.sh submits it.
 
-A program of one's own takes the place of run(). The rest may stay as it is.
+Replace run() by your own program and keep the rest.
 """
 
 import os
@@ -10,8 +10,8 @@ import sys
 import torch.distributed as dist
 import torch_ccl
 
-# The variables in which each launcher says rank and size, those of an MPI first: under Slurm an MPI
-# has Slurm start its helpers, whose places are not those of the ranks.
+# Rank and size variables of each launcher. MPI comes first: under Slurm, MPI starts its helpers by
+# srun, and their Slurm variables are not those of the ranks.
 LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
@@ -21,17 +21,17 @@ LAUNCHERS = (
 
 def run() -> None:
     """Here a model would be wrapped in DistributedDataParallel and trained on this rank's data."""
-    place = f"{socket.gethostname()}: rank {dist.get_rank()} of {dist.get_world_size()}"
-    sys.stdout.write(place + "\n")  # in one piece, so that ranks do not mix theirs
+    line = f"{socket.gethostname()}: rank {dist.get_rank()} of {dist.get_world_size()}"
+    sys.stdout.write(line + "\n")  # one write, so that lines of ranks do not mix
     sys.stdout.flush()
 
 
 def get_dist_env() -> tuple[int, int]:
-    """Rank and size, from whoever started this process."""
+    """Rank and size, from the launcher's variables."""
     for rank, size in LAUNCHERS:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
-    sys.exit("nobody says which rank this is: start it with mpirun or srun")
+    sys.exit("no rank and size in the environment: start this with mpirun or srun")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Trains a model of its own class on different data per rank, and prints what came of it.
+"""Trains a model of its own class on different data per rank, and prints losses and weights.
 
-train.py [device type]    on the CPU, or each rank on the device of its number
+train.py [device type]    on the CPU, or rank r on device r
 """
 
 import os

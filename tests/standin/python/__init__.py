@@ -1,9 +1,8 @@
-"""A stand-in accelerator for tests: device "standin", with streams that run behind the host.
+"""A simulated accelerator for tests: device "standin", with asynchronous streams.
 
-PyTorch loads it at `import torch`, and then it is torch.standin too. Its memory is the host's, its
-results are the CPU's, but they are late: a program that does not wait where it must gets wrong
-numbers. set_delay_ms() says how late; ignore_waits() and ignore_host_waits() take the waits away
-from a program that has them, to show that they matter.
+PyTorch loads it at `import torch`, as torch.standin. It computes on the CPU in host memory, but
+with a delay: a program without the necessary waits reads wrong values. set_delay_ms() sets the
+delay; ignore_waits() and ignore_host_waits() disable waits, to show that a test needs them.
 
 STANDIN_DEVICES is the number of devices (4), STANDIN_DELAY_MS the delay at the start (2).
 """

@@ -1,4 +1,4 @@
-"""The module torch.standin: what PyTorch expects of a device's module, and switches for tests."""
+"""The module torch.standin: the functions that PyTorch requires, and switches for tests."""
 
 import contextlib
 import sys
@@ -20,32 +20,32 @@ def register() -> None:
 
 
 def set_delay_ms(delay_ms: float) -> None:
-    """How long each copy that is enqueued from now on is under way."""
+    """The duration of each copy that is enqueued from now on."""
     _C.set_delay_ms(delay_ms)
 
 
 def ignore_waits(on: bool) -> None:
-    """Streams do not wait for events any more."""
+    """Streams no longer wait for events."""
     _C.ignore_waits(on)
 
 
 def ignore_host_waits(on: bool) -> None:
-    """To the host every event and every stream is done; synchronize() of a device still waits."""
+    """The host sees every event and stream as complete; synchronize() of a device still waits."""
     _C.ignore_host_waits(on)
 
 
 def refuse_pinned(on: bool) -> None:
-    """No host memory can be pinned, so that copies to the host hold it up."""
+    """No host memory can be pinned, so copies to the host block it."""
     _C.refuse_pinned(on)
 
 
 def simultaneous_copies() -> int:
-    """How many copies began while another was under way."""
+    """The number of copies that started during another copy."""
     return _C.simultaneous_copies()
 
 
 def torn_copies() -> int:
-    """How many copies gave garbage because their source changed while they were under way."""
+    """The number of copies whose source changed during the copy."""
     return _C.torn_copies()
 
 
@@ -102,7 +102,7 @@ def stream(stream: torch.Stream | None) -> contextlib.AbstractContextManager:
     return stream or contextlib.nullcontext()
 
 
-# ---- random numbers: a state of the device's own, though what it computes the host makes
+# ---- random numbers: the device has its own state; the host computes them
 
 _generator = torch.Generator()
 

@@ -1,13 +1,14 @@
-"""Lets `import intel_extension_for_pytorch` find a stand-in where there is no real one.
+"""Lets `import intel_extension_for_pytorch` find a substitute where the real package is missing.
 
-A real one always wins, whichever is installed first, and no file of it is touched:
+The real package always takes precedence, whichever is installed first, and none of its files is
+touched:
 
-    this distribution has another name     pip never takes it for the real one, to replace it
-    its files lie below this directory     none has the path of one of the real package
-    the finder below is asked last         after everything that sys.path leads to
+    this distribution has another name           pip never replaces the real one by it
+    its modules are below this directory         no file has the path of a file of the real package
+    the finder below is the last on meta_path    it runs after everything on sys.path
 
-torch_ccl_ipex_compat.pth, which Python reads when it starts, imports this module. So it loads
-nothing else before it is asked for the name.
+Python imports this module at start-up, through torch_ccl_ipex_compat.pth. So it loads nothing else
+until the name is imported.
 """
 
 import sys
@@ -25,8 +26,8 @@ class LastFinder:
         from importlib.machinery import PathFinder
         from pathlib import Path
 
-        behind = sys.meta_path[sys.meta_path.index(cls) + 1 :]  # added after us
-        found = (finder.find_spec(name, path, target) for finder in behind)
+        later = sys.meta_path[sys.meta_path.index(cls) + 1 :]  # finders added after this one
+        found = (finder.find_spec(name, path, target) for finder in later)
         ours = [str(Path(__file__).parent / "modules")]
         return next(filter(None, found), None) or PathFinder.find_spec(name, ours)
 

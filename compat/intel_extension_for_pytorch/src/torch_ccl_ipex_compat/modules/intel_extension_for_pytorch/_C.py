@@ -1,8 +1,8 @@
-"""What programs ask that detect an accelerator by importing this package (DeepSpeed up to 0.18)."""
+"""For programs that detect an accelerator by importing this package (DeepSpeed up to 0.18)."""
 
 import torch
 
-from intel_extension_for_pytorch.left_out import left_out
+from intel_extension_for_pytorch.unsupported import unsupported
 
 
 def _has_xpu() -> bool:
@@ -10,4 +10,4 @@ def _has_xpu() -> bool:
 
 
 def __getattr__(name: str) -> object:
-    raise left_out(__name__, name)
+    raise unsupported(__name__, name)

@@ -1,0 +1,50 @@
+"""For scripts: rank and size of this process, a default group, and the settings in force."""
+
+import atexit
+import os
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_ccl import launchers, libtccl
+
+
+def get_dist_env() -> launchers.DistEnv:
+    """Rank, size, host and launcher of this process. Without a launcher: rank 0 of 1.
+
+    Raises ValueError if RANK and WORLD_SIZE contradict each other.
+    """
+    return launchers.get_dist_env(os.environ)
+
+
+#: Arguments of init_process_group that select the rendezvous.
+_RENDEZVOUS_ARGUMENTS = {"init_method", "store", "rank", "world_size"}
+
+
+def init(backend: str = "ccl", **options: Any) -> launchers.DistEnv:
+    """Create the default group if there is none, and destroy it when the script ends: operations
+    still in progress then are completed first.
+
+    `options` are those of init_process_group. Without a launcher this creates a group of one rank.
+    """
+    if not dist.is_initialized():
+        has_launcher = get_dist_env().launcher != "none"
+        if not has_launcher and not _RENDEZVOUS_ARGUMENTS & options.keys():
+            options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group(backend, **options)
+        atexit.register(_destroy_at_exit)
+    return get_dist_env()
+
+
+def _destroy_at_exit() -> None:
+    """Complete operations in progress. After an exception do not: peers may never join them. The
+    backend then reports the failure to the peers when the process ends."""
+    has_failed = getattr(sys, "last_value", None) is not None
+    if dist.is_initialized() and not has_failed:
+        dist.destroy_process_group()
+
+
+def settings() -> dict[str, str]:
+    """The settings in force, by name. `torch-ccl info` also shows where each value comes from."""
+    return {row["name"]: row["value"] for row in libtccl.info()["settings"]}

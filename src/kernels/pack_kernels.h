@@ -1,0 +1,23 @@
+// Table of the pack and unpack kernels of one instruction set. No standard-library types, for the
+// reason given in reduce_args.h.
+#pragma once
+
+#include <cstddef>
+
+namespace tccl::kernels {
+
+/// Elements per block of WireFormat::int8. Each block has its own scale.
+inline constexpr std::size_t kPackBlock = 128;
+
+/// Kernels of one wire format. Addresses need no alignment; `count` is elements.
+struct PackKernel {
+  void (*pack)(unsigned char* to, const unsigned char* from, std::size_t count);
+  void (*unpack)(unsigned char* to, const unsigned char* from, std::size_t count);
+};
+
+struct PackKernels {
+  PackKernel bfloat16;
+  PackKernel int8;
+};
+
+}  // namespace tccl::kernels

@@ -1,0 +1,50 @@
+#include "transport/ofi/pending_sends.h"
+
+#include <algorithm>
+
+#include "tccl/error.h"
+#include "transport/ofi/library.h"
+
+namespace tccl::ofi {
+namespace {
+
+/// Between two polls of close().
+constexpr std::chrono::milliseconds kClosePollInterval{1};
+
+bool all_receivers_gone(const MessageBuffer& buffer, const Members& members) {
+  return std::ranges::all_of(buffer.sends(), [&](const MessageBuffer::Send& send) {
+    return members.state_of(send.to) != PeerState::alive;
+  });
+}
+
+}  // namespace
+
+std::optional<PendingSends::SendError> PendingSends::remove_completed() {
+  std::optional<SendError> first_error;
+  std::erase_if(buffers_, [&](const auto& buffer) {
+    if (!buffer->is_idle()) return false;
+    for (const auto& [to, request] : buffer->sends())
+      if (request->error() != 0 && !first_error)
+        first_error = {to, library().strerror(request->error())};
+    return true;
+  });
+  return first_error;
+}
+
+void PendingSends::close(Network& network, const Members& members, Deadline deadline,
+                         FunctionRef<bool()> send_queued) noexcept {
+  try {
+    while ((!send_queued() || !empty()) && !members.failed() && Clock::now() < deadline) {
+      network.progress();
+      std::erase_if(buffers_, [&](const auto& buffer) {
+        return buffer->is_idle() || all_receivers_gone(*buffer, members);
+      });
+      network.endpoint().sleep(empty() ? std::chrono::milliseconds(0) : kClosePollInterval);
+    }
+  } catch (const Error&) {
+    // The network has failed: nothing more will be sent.
+  }
+  buffers_.clear();
+}
+
+}  // namespace tccl::ofi

@@ -1,0 +1,81 @@
+"""The pages in the repository: links lead somewhere, and the tests and commands they name exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.commands import ROOT
+
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "tests/README.md",
+]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+CODE_BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    return CODE_BLOCK.sub("", page.read_text())
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and mkdocs make it."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", heading).strip().lower()
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text))
+
+
+def anchors(page: Path) -> set[str]:
+    return {slug(found[1]) for found in re.finditer(r"^#+ (.+)$", prose(page), re.MULTILINE)}
+
+
+def links(page: Path) -> list[str]:
+    text = prose(page)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        if anchor:
+            assert target.suffix == ".md" and anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_links_are_found():
+    assert sum(len(links(page)) for page in PAGES) > 100
+
+
+def test_named_tests_exist():
+    """`tests/x/test_y.py::test_z`, wherever a page names one."""
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"`(tests/[\w/]+\.(?:py|cc))(?:::(\w+))?", page.read_text()))
+    assert len(named) > 20
+    for file, test in sorted(named):
+        text = (ROOT / file).read_text()
+        assert f"def {test}(" in text or not test, f"{file} has no {test}"
+
+
+def test_named_make_targets_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", page.read_text(), re.MULTILINE))
+    assert len(named) > 10
+    assert named <= targets
+
+
+def test_named_settings_exist():
+    """CCL_* in prose and code: a row of docs/settings.md or a variable of the Python package."""
+    python_only = {"CCL_REPLACE", "CCL_DEVICES", "CCL_RSH", "CCL_ROOT"}
+    known = set(
+        re.findall(r"^\| `(CCL_\w+)`", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
+    )
+    assert len(known) > 20
+    for page in PAGES:
+        named = set(re.findall(r"\bCCL_[A-Z_]*[A-Z]\b", page.read_text()))
+        assert named <= known | python_only | {"CCL_X"}, page.name

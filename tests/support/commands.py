@@ -1,0 +1,50 @@
+"""Paths of the repository and of the build, and functions that run commands."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_DIR = ROOT / os.environ.get("TCCL_BUILD_DIR", "build/release")
+
+
+@dataclass
+class Finished:
+    returncode: int
+    output: str
+
+
+def run(command, **options) -> Finished:
+    """Runs a command to completion; `output` is stdout and stderr together. Processes that the
+    command leaves in its process group are killed, also if the test times out."""
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        **options,
+    )
+    try:
+        output, _ = process.communicate()
+    finally:
+        kill_group(process.pid)
+        process.wait()
+    return Finished(process.returncode, output)
+
+
+def shell(script, *arguments, **options) -> str:
+    """Returns the output of a bash script; its exit code must be 0."""
+    result = run(["bash", "-euc", script, "bash", *arguments], **options)
+    assert result.returncode == 0, result.output
+    return result.output
+
+
+def kill_group(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

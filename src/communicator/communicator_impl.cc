@@ -7,6 +7,7 @@
 #include "communicator/communicator_impl.h"
 #include "communicator/validate.h"
 #include "operation/op_traits.h"
+#include "rendezvous/secret.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -176,18 +177,26 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   if (size < 1 || rank < 0 || rank >= size)
     throw Error(Errc::invalid_argument,
                 formatted("group {}: rank {} of {} makes no sense", options.name, rank, size));
-  const Deadline deadline = deadline_after(options.timeout);
+  RendezvousOptions rendezvous_options{
+      .store = &store,
+      .group = options.name,
+      .rank = rank,
+      .size = size,
+      .timeout = options.timeout,
+      .deadline = deadline_after(options.timeout),
+      .offer_addresses = [&] { return impl->offer_addresses(store.host()); },
+      .poll_interrupt = impl->poll_interrupt()};
   // A rank alone leaves the store alone: torch gives groups of one rank each the same keys.
-  const std::string secret =
+  rendezvous_options.secret =
       size == 1 ? to_hex(random_digest())
-                : agree_on_secret(store, rank, impl->settings().secret_file, deadline);
-  GroupBuilder builder(*impl, store, secret, rank, size, options);
+                : agree_on_secret(rendezvous_options, impl->settings().secret_file);
+  GroupBuilder builder(*impl, store, rendezvous_options.secret, rank, size, options);
+  rendezvous_options.make_peer_info = [&](const std::string& address) {
+    return builder.make_peer_info(address);
+  };
+  rendezvous_options.accept = [&](const Roster& roster) { builder.accept(roster); };
   try {
-    rendezvous({&store, options.name, secret, rank, size, deadline,
-                [&] { return impl->offer_addresses(store.host()); },
-                [&](const std::string& address) { return builder.make_peer_info(address); },
-                [&](const Roster& roster) { builder.accept(roster); }, impl->poll_interrupt()},
-               impl->arena().memory()->fd(), impl->process_fd());
+    rendezvous(rendezvous_options, impl->arena().memory()->fd(), impl->process_fd());
   } catch (...) {
     if (size > 1) remove_failed_rendezvous_keys(store, rank);
     throw;

@@ -12,15 +12,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/tcp_socket.h"
+#include "config/interface_filter.h"
 #include "tccl/operation.h"
 
 namespace tccl {
-
-/// Ports to choose from; both 0: whichever is free.
-struct PortRange {
-  std::uint16_t first = 0;
-  std::uint16_t last = 0;
-};
 
 struct Settings {
   std::size_t chunk_bytes = 0;
@@ -32,8 +28,8 @@ struct Settings {
   std::vector<int> worker_cores;                // the same, parsed; empty: auto
   std::array<std::string, kOpCount> algorithm;  // by Op; empty: the library chooses
   // --- between hosts ---
-  std::string provider;   // of libfabric; empty: tcp
-  std::string interface;  // CCL_SOCKET_IFNAME as it was written
+  std::string provider;  // of libfabric; empty: tcp
+  InterfaceFilter interface_filter;
   PortRange ports;
   std::chrono::milliseconds liveness_timeout{0};
   std::string secret_file;

@@ -1,5 +1,9 @@
-// The meeting point of a job: a key-value store that every rank can reach.
-// Implementations must be safe from several threads.
+// The key-value store through which the ranks of a job find each other.
+//
+//   auto store = tccl::tcp_store("10.0.0.1", 29500, rank == 0, std::chrono::seconds(30));
+//   auto comm = tccl::Communicator::create(context, *store, rank, size, {});
+//
+// Thread safety: implementations must allow concurrent calls from several threads.
 #pragma once
 
 #include <chrono>
@@ -16,21 +20,22 @@ class TCCL_API Store {
  public:
   virtual ~Store();
   virtual void set(const std::string& key, std::string_view value) = 0;
-  /// Waits until `key` exists. Throws Error{timeout} when `timeout` has passed.
+  /// Waits until `key` exists; throws Error{timeout} after `timeout`. With a timeout of zero:
+  /// returns the value or throws at once.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
-  /// A key that does not exist is no error.
+  /// Removing a key that does not exist is not an error.
   virtual void remove(const std::string& key) = 0;
-  /// The host that serves it, by name or address; empty if that is unknown. Ranks on several hosts
-  /// use the network that leads there.
+  /// Name or address of the host that serves the store; empty if unknown. Ranks on several hosts
+  /// use the network that has the route to it.
   [[nodiscard]] virtual std::string host() const { return {}; }
 };
 
-/// Keys are files in `directory`, which must be shared by all ranks and is created if missing,
-/// readable by its owner only: whoever reads the keys can join the group.
+/// Keys are files in `directory`, which all ranks must share. It is created if missing, readable by
+/// its owner only: a process that can read the keys can join the group.
 TCCL_API std::shared_ptr<Store> file_store(const std::string& directory);
 
-/// One rank passes serve=true and answers for all of them until its store is destroyed. There is no
-/// authentication: whoever reaches the port can read the keys and join the group.
+/// One rank passes serve=true and serves all ranks until its store is destroyed. There is no
+/// authentication: a process that can reach the port can read the keys and join the group.
 TCCL_API std::shared_ptr<Store> tcp_store(const std::string& host, std::uint16_t port, bool serve,
                                           std::chrono::milliseconds timeout);
 

@@ -24,7 +24,7 @@ Digest hmac_sha256(std::string_view key, std::string_view message) {
   if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text, message.size(),
            digest.data(), &length) == nullptr ||
       length != digest.size())
-    throw Error(Errc::system, "libcrypto cannot compute HMAC-SHA256");
+    throw Error(Errc::system, "libcrypto failed to compute HMAC-SHA256");
   return digest;
 }
 

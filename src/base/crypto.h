@@ -1,4 +1,4 @@
-// Randomness and message authentication for the meeting of processes.
+// Random bytes, HMAC-SHA256 and hexadecimal text. Thread safety: functions without shared state.
 #pragma once
 
 #include <array>
@@ -11,9 +11,10 @@ namespace tccl {
 
 using Digest = std::array<unsigned char, 32>;
 
+/// From getrandom(); throws Error{system} if the kernel has none.
 Digest random_digest();
 Digest hmac_sha256(std::string_view key, std::string_view message);
-/// Takes the same time whatever the contents.
+/// Compares in constant time: how many bytes match cannot be measured.
 bool same_digest(const Digest& a, const Digest& b);
 
 std::string to_hex(std::span<const unsigned char> bytes);

@@ -16,16 +16,16 @@
 namespace tccl {
 namespace {
 
-using Results = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-/// None, and the reason if it is wanted, if there are none.
-Results look_up(const std::string& host, std::uint16_t port, int flags, int* problem) {
+/// Empty on failure, with the code of getaddrinfo() in `gai_error` unless that is null.
+AddressList look_up(const std::string& host, std::uint16_t port, int flags, int* gai_error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* first = nullptr;
   const int result = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first);
-  if (problem != nullptr) *problem = result;
+  if (gai_error != nullptr) *gai_error = result;
   return {result == 0 ? first : nullptr, &::freeaddrinfo};
 }
 
@@ -37,11 +37,11 @@ void set_option(int socket, int level, int option, int value) noexcept {
   ::setsockopt(socket, level, option, &value, sizeof value);
 }
 
-/// An invalid one; errno stays as it is.
-Fd closed(Fd fd) noexcept {
-  const int problem = errno;
+/// Closes the socket, keeps errno and returns an invalid Fd.
+Fd close_keeping_errno(Fd fd) noexcept {
+  const int error = errno;
   fd.reset();
-  errno = problem;
+  errno = error;
   return fd;
 }
 
@@ -53,31 +53,31 @@ SocketAddress::SocketAddress(const sockaddr* address, socklen_t length)
 }
 
 SocketAddress SocketAddress::parse(const std::string& text, std::uint16_t port) {
-  int problem = 0;
-  const Results results = look_up(text, port, AI_NUMERICHOST, &problem);
+  int gai_error = 0;
+  const AddressList results = look_up(text, port, AI_NUMERICHOST, &gai_error);
   if (!results)
     throw Error(Errc::invalid_argument,
-                formatted("\"{}\" is not an address: {}", text, gai_strerror(problem)));
+                formatted("\"{}\" is not an IP address: {}", text, gai_strerror(gai_error)));
   return {results->ai_addr, results->ai_addrlen};
 }
 
 std::vector<SocketAddress> SocketAddress::resolve(const std::string& host, std::uint16_t port,
-                                                  int* problem) {
-  const Results results = look_up(host, port, 0, problem);
+                                                  int* gai_error) {
+  const AddressList results = look_up(host, port, 0, gai_error);
   std::vector<SocketAddress> addresses;
   for (const addrinfo* a = results.get(); a != nullptr; a = a->ai_next)
     addresses.emplace_back(a->ai_addr, a->ai_addrlen);
   return addresses;
 }
 
-SocketAddress SocketAddress::local_end_of(int socket) {
+SocketAddress SocketAddress::of_local_end(int socket) {
   SocketAddress address;
   address.length_ = sizeof address.storage_;
   ::getsockname(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.length_);
   return address;
 }
 
-SocketAddress SocketAddress::remote_end_of(int socket) {
+SocketAddress SocketAddress::of_remote_end(int socket) {
   SocketAddress address;
   address.length_ = sizeof address.storage_;
   ::getpeername(socket, reinterpret_cast<sockaddr*>(&address.storage_), &address.length_);
@@ -86,12 +86,12 @@ SocketAddress SocketAddress::remote_end_of(int socket) {
 
 std::string SocketAddress::host() const {
   char text[NI_MAXHOST] = {};
-  const int problem = ::getnameinfo(get(), length_, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-  return problem == 0 ? text : "unknown";
+  const int result = ::getnameinfo(get(), length_, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return result == 0 ? text : "unknown";
 }
 
 std::uint16_t SocketAddress::port() const {
-  // The port lies at the same place for both families.
+  // sockaddr_in and sockaddr_in6 have the port at the same offset.
   return ntohs(reinterpret_cast<const sockaddr_in*>(&storage_)->sin_port);
 }
 
@@ -100,25 +100,25 @@ std::string SocketAddress::text() const {
                               : formatted("{}:{}", host(), port());
 }
 
-Fd try_to_listen(const SocketAddress& address) noexcept {
+Fd try_listen(const SocketAddress& address) noexcept {
   Fd fd = new_socket(address.family());
   if (!fd) return fd;
-  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // connections of an earlier job may linger
-  const bool good =
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // an earlier job may have left TIME_WAIT
+  const bool ok =
       ::bind(fd.get(), address.get(), address.length()) == 0 && ::listen(fd.get(), SOMAXCONN) == 0;
-  return good ? std::move(fd) : closed(std::move(fd));
+  return ok ? std::move(fd) : close_keeping_errno(std::move(fd));
 }
 
-Fd listen_within(const std::string& address, PortRange ports) {
+Fd listen_in_range(const std::string& address, PortRange ports) {
   for (unsigned port = ports.first; port <= ports.last; ++port) {
-    Fd fd = try_to_listen(SocketAddress::parse(address, static_cast<std::uint16_t>(port)));
+    Fd fd = try_listen(SocketAddress::parse(address, static_cast<std::uint16_t>(port)));
     if (fd) return fd;
     if (errno != EADDRINUSE && errno != EACCES)
-      throw_system_error(formatted("cannot listen on {}, port {}", address, port));
+      throw_system_error(formatted("cannot listen on address {}, port {}", address, port));
   }
   throw Error(Errc::system,
-              formatted("CCL_PORT_RANGE: no port from {} to {} is free on {}; each process needs "
-                        "two of its own",
+              formatted("CCL_PORT_RANGE: no port from {} to {} is free on {}; each rank of a "
+                        "host needs two",
                         ports.first, ports.last, address));
 }
 
@@ -126,17 +126,18 @@ Fd start_connecting(const SocketAddress& to,
                     std::optional<std::chrono::milliseconds> liveness_timeout) noexcept {
   Fd fd = new_socket(to.family());
   if (!fd) return fd;
-  if (liveness_timeout) prepare_connection(fd.get(), *liveness_timeout);
-  const bool good = ::connect(fd.get(), to.get(), to.length()) == 0 || errno == EINPROGRESS;
-  return good ? std::move(fd) : closed(std::move(fd));
+  if (liveness_timeout) set_liveness_options(fd.get(), *liveness_timeout);
+  const bool ok = ::connect(fd.get(), to.get(), to.length()) == 0 || errno == EINPROGRESS;
+  return ok ? std::move(fd) : close_keeping_errno(std::move(fd));
 }
 
-void prepare_connection(int socket, std::chrono::milliseconds liveness_timeout) noexcept {
-  constexpr std::int64_t kLongest = std::numeric_limits<int>::max();
-  const auto timeout = std::clamp<std::int64_t>(liveness_timeout.count(), 1, kLongest);
+void set_liveness_options(int socket, std::chrono::milliseconds liveness_timeout) noexcept {
+  constexpr std::int64_t kMax = std::numeric_limits<int>::max();
+  const auto timeout = std::clamp<std::int64_t>(liveness_timeout.count(), 1, kMax);
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout));
-  // Where nothing is under way, probes see to it that the timeout counts all the same.
+  // TCP_USER_TIMEOUT covers unacknowledged data only; on an idle connection, keep-alive probes are
+  // that data.
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);

@@ -1,4 +1,9 @@
-// Addresses and non-blocking TCP sockets.
+// Socket addresses, and non-blocking TCP sockets.
+//
+//   Fd listener = listen_in_range("10.0.0.1", {20000, 20100});
+//   Fd connection = start_connecting(SocketAddress::parse("10.0.0.2", 20000), liveness_timeout);
+//
+// Thread safety: functions without shared state; SocketAddress is a value.
 #pragma once
 
 #include <netdb.h>
@@ -11,27 +16,33 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "config/settings.h"
 
 namespace tccl {
+
+/// Ports to choose from; both 0: any free port.
+struct PortRange {
+  std::uint16_t first = 0;
+  std::uint16_t last = 0;
+};
 
 /// An IPv4 or IPv6 address with a port.
 class SocketAddress {
  public:
   SocketAddress() = default;
   SocketAddress(const sockaddr* address, socklen_t length);
-  /// From numbers such as "10.0.0.1" or "fd00::2"; throws Error{invalid_argument}.
+  /// `text` is numeric, such as "10.0.0.1" or "fd00::2"; throws Error{invalid_argument} otherwise.
   static SocketAddress parse(const std::string& text, std::uint16_t port);
-  /// Of a name or of numbers; empty if it cannot be resolved. `problem`: as from getaddrinfo().
+  /// Addresses of a host name or a numeric address; empty if it cannot be resolved, with the code
+  /// of getaddrinfo() in `gai_error`.
   static std::vector<SocketAddress> resolve(const std::string& host, std::uint16_t port,
-                                            int* problem = nullptr);
-  static SocketAddress local_end_of(int socket);
-  static SocketAddress remote_end_of(int socket);
+                                            int* gai_error = nullptr);
+  static SocketAddress of_local_end(int socket);
+  static SocketAddress of_remote_end(int socket);
 
   [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
   [[nodiscard]] socklen_t length() const { return length_; }
   [[nodiscard]] int family() const { return storage_.ss_family; }
-  [[nodiscard]] std::string host() const;  // in numbers
+  [[nodiscard]] std::string host() const;  // numeric
   [[nodiscard]] std::uint16_t port() const;
   /// "10.0.0.1:4711" or "[fd00::2]:4711"
   [[nodiscard]] std::string text() const;
@@ -41,20 +52,21 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
-/// An invalid Fd, and errno, if the port is taken.
-Fd try_to_listen(const SocketAddress& address) noexcept;
+/// Returns an invalid Fd and sets errno on failure, such as EADDRINUSE.
+Fd try_listen(const SocketAddress& address) noexcept;
 
-/// Listens on a free port of the range; throws Error{system} if there is none.
-Fd listen_within(const std::string& address, PortRange ports);
+/// Listens on the first free port of the range; throws Error{system} if there is none.
+Fd listen_in_range(const std::string& address, PortRange ports);
 
-/// A connection that is being made: writable or in error once that is settled. An invalid Fd, and
-/// errno, if it has failed at once. With a timeout it is prepared as below.
+/// Starts a non-blocking connect: poll() reports the socket as writable once it has succeeded or
+/// failed. Returns an invalid Fd and sets errno if it failed at once. A liveness timeout is set as
+/// in set_liveness_options().
 Fd start_connecting(
     const SocketAddress& to,
     std::optional<std::chrono::milliseconds> liveness_timeout = std::nullopt) noexcept;
 
-/// For connections with small messages whose other end may vanish: nothing is held back, and what
-/// is not acknowledged within the timeout ends the connection with ETIMEDOUT.
-void prepare_connection(int socket, std::chrono::milliseconds liveness_timeout) noexcept;
+/// For connections that carry small messages to a host that may disappear: TCP_NODELAY, and the
+/// connection fails with ETIMEDOUT if the other host acknowledges nothing for that long.
+void set_liveness_options(int socket, std::chrono::milliseconds liveness_timeout) noexcept;
 
 }  // namespace tccl

@@ -22,7 +22,8 @@ struct Address {
 
   explicit Address(const std::string& name) {
     un.sun_family = AF_UNIX;
-    std::memcpy(un.sun_path + 1, name.data(), name.size());  // a leading NUL: abstract
+    std::memcpy(un.sun_path + 1, name.data(),
+                name.size());  // a leading NUL makes the name abstract
     length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   }
   [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&un); }
@@ -48,10 +49,10 @@ std::vector<Fd> take_descriptors(msghdr& message) {
   return fds;
 }
 
-/// A peer that closes without having read everything is reported first, once; what it said before
-/// can still be read.
+/// If the peer closed with unread packets in its queue, the first receive fails with ECONNRESET,
+/// once. The packets that the peer sent before are still in our queue.
 template <class Receive>
-ssize_t in_spite_of_reset(const Receive& receive) {
+ssize_t receive_despite_reset(const Receive& receive) {
   const ssize_t got = receive();
   return got < 0 && errno == ECONNRESET ? receive() : got;
 }
@@ -77,10 +78,10 @@ Fd connect_to(const std::string& abstract_name) {
   throw_system_error("connect(abstract socket)");
 }
 
-std::size_t length_of_next_packet(int socket) {
+std::size_t next_packet_bytes(int socket) {
   char probe[1];
-  const ssize_t length =
-      in_spite_of_reset([&] { return ::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC); });
+  const ssize_t length = receive_despite_reset(
+      [&] { return ::recv(socket, probe, sizeof probe, MSG_PEEK | MSG_TRUNC); });
   return length < 0 ? 0 : static_cast<std::size_t>(length);
 }
 
@@ -105,14 +106,17 @@ void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadl
     std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
   }
   while (::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(bytes)) {
-    if (errno == EPIPE || errno == ECONNRESET) throw Error(Errc::peer_lost, "connection closed");
+    if (errno == EPIPE || errno == ECONNRESET)
+      throw Error(Errc::peer_lost, "the connection was closed");
     if (errno != EAGAIN && errno != EINTR) throw_system_error("sendmsg");
-    if (!wait_for_event(socket, POLLOUT, deadline)) throw Error(Errc::timeout, "no answer");
+    if (!wait_for_event(socket, POLLOUT, deadline))
+      throw Error(Errc::timeout, "the peer did not answer in time");
   }
 }
 
 std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline) {
-  if (!wait_readable(socket, deadline)) throw Error(Errc::timeout, "no answer");
+  if (!wait_readable(socket, deadline))
+    throw Error(Errc::timeout, "the peer did not answer in time");
   iovec part{.iov_base = data, .iov_len = bytes};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerPacket * sizeof(int))] = {};
   msghdr message{};
@@ -121,11 +125,11 @@ std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadli
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   const ssize_t got =
-      in_spite_of_reset([&] { return ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC); });
+      receive_despite_reset([&] { return ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC); });
   std::vector<Fd> fds = take_descriptors(message);
-  if (got == 0) throw Error(Errc::peer_lost, "connection closed");
+  if (got == 0) throw Error(Errc::peer_lost, "the connection was closed");
   if (got != static_cast<ssize_t>(bytes) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
-    throw Error(Errc::system, "unexpected packet");
+    throw Error(Errc::system, "received a packet of an unexpected length");
   return fds;
 }
 

@@ -1,4 +1,11 @@
-// Abstract Unix sockets that carry whole packets and descriptors. Every call has a deadline.
+// Abstract Unix sockets (SOCK_SEQPACKET): packets keep their boundaries and may carry file
+// descriptors. Every wait has a deadline.
+//
+//   Fd listener = listen_on("tccl-4711");                 // invalid if another process has the
+//   name send_packet(socket, Status{}, deadline, {memory_fd}); auto status =
+//   receive_packet<Status>(socket, deadline, &fds);
+//
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +19,22 @@
 
 namespace tccl {
 
-/// An invalid Fd if the name is taken.
+/// Returns an invalid Fd if another socket is bound to the name.
 Fd listen_on(const std::string& abstract_name);
-/// An invalid Fd if nobody listens (yet).
+/// Returns an invalid Fd if no socket listens on the name (yet).
 Fd connect_to(const std::string& abstract_name);
 
+/// False at the deadline.
 bool wait_readable(int socket, Deadline deadline);
 
+/// Throws Error{peer_lost} if the other end is closed, Error{timeout} at the deadline.
 void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadline,
                  std::span<const int> fds = {});
-/// Of the next packet; 0 at end of file. It must be readable.
-std::size_t length_of_next_packet(int socket);
-/// Reads one packet of exactly `bytes` and its descriptors; throws Error{system} on anything else,
-/// Error{peer_lost} at end of file.
+/// Length of the next packet, which stays in the queue; 0 at end of file. The socket must be
+/// readable.
+std::size_t next_packet_bytes(int socket);
+/// Reads one packet of exactly `bytes` and returns its descriptors. Throws Error{system} if the
+/// packet has another length, Error{peer_lost} at end of file, Error{timeout} at the deadline.
 std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline);
 
 template <class T>

@@ -135,7 +135,7 @@ AddressOffer ContextImpl::offer_addresses(const std::string& store_host) {
   if (network_)
     offer.usable = {network_->address()};
   else
-    offer = own_addresses(store_host, settings_.interface);
+    offer = own_addresses(store_host, settings_.interface_filter);
   offer.host = host_name();
   return offer;
 }

@@ -5,6 +5,7 @@
 
 #include "base/crypto.h"
 #include "rendezvous/rendezvous.h"
+#include "rendezvous/secret.h"
 
 namespace tccl {
 
@@ -122,18 +123,26 @@ class GroupBuilder {
 
 BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
                        const Communicator::Options& options) {
-  const Deadline deadline = deadline_after(options.timeout);
+  RendezvousOptions rendezvous_options{
+      .store = &store,
+      .group = options.name,
+      .rank = rank,
+      .size = size,
+      .timeout = options.timeout,
+      .deadline = deadline_after(options.timeout),
+      .offer_addresses = [&] { return context.offer_addresses(store.host()); },
+      .poll_interrupt = context.poll_interrupt()};
   // A group of one rank does not use the store: torch gives all groups of one rank the same keys.
-  const std::string secret =
+  rendezvous_options.secret =
       size == 1 ? to_hex(random_digest())
-                : agree_on_secret(store, rank, context.settings().secret_file, deadline);
-  GroupBuilder builder(context, store, secret, rank, size, options);
+                : agree_on_secret(rendezvous_options, context.settings().secret_file);
+  GroupBuilder builder(context, store, rendezvous_options.secret, rank, size, options);
+  rendezvous_options.make_peer_info = [&](const std::string& address) {
+    return builder.make_peer_info(address);
+  };
+  rendezvous_options.accept = [&](const Roster& roster) { builder.accept(roster); };
   try {
-    rendezvous({&store, options.name, secret, rank, size, deadline,
-                [&] { return context.offer_addresses(store.host()); },
-                [&](const std::string& address) { return builder.make_peer_info(address); },
-                [&](const Roster& roster) { builder.accept(roster); }, context.poll_interrupt()},
-               context.arena().memory()->fd(), context.process_fd());
+    rendezvous(rendezvous_options, context.arena().memory()->fd(), context.process_fd());
   } catch (...) {
     if (size > 1) remove_failed_rendezvous_keys(store, rank);
     throw;

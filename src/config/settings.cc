@@ -86,6 +86,10 @@ void text_into(Settings& settings, const std::string& text) {
   settings.*Field = text;
 }
 
+void interface_filter_into(Settings& settings, const std::string& text) {
+  settings.interface_filter = InterfaceFilter::parse(text);
+}
+
 std::uint16_t parse_port(std::string_view text) {
   std::string_view rest;
   const std::size_t value = parse_number(text, &rest);
@@ -169,7 +173,7 @@ constexpr SettingRow kRows[] = {
      "Interfaces to use between hosts, as prefixes of their names: \"eth,ib\" takes the first that "
      "fits, \"^lo,docker\" any but these; a ^ holds for all names behind it. By default the one "
      "that leads to the host of the store.",
-     text_into<&Settings::interface>},
+     interface_filter_into},
     {"CCL_PORT_RANGE", "",
      "Ports to listen on for connections of other hosts, such as 20000-20100: two for each rank of "
      "a host. Default: any free ports.",

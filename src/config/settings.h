@@ -17,15 +17,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/tcp_socket.h"
+#include "config/interface_filter.h"
 #include "tccl/operation.h"
 
 namespace tccl {
-
-/// Ports to listen on; both 0: any free port.
-struct PortRange {
-  std::uint16_t first = 0;
-  std::uint16_t last = 0;
-};
 
 struct Settings {
   std::size_t chunk_bytes = 0;
@@ -37,8 +33,8 @@ struct Settings {
   std::vector<int> worker_cores;                // the same, parsed; empty: auto
   std::array<std::string, kOpCount> algorithm;  // by Op; empty: the defaults of the registry
   // --- between hosts ---
-  std::string provider;   // of libfabric; empty: tcp
-  std::string interface;  // CCL_SOCKET_IFNAME as it was written
+  std::string provider;  // of libfabric; empty: tcp
+  InterfaceFilter interface_filter;
   PortRange ports;
   std::chrono::milliseconds liveness_timeout{0};
   std::string secret_file;

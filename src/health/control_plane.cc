@@ -76,9 +76,9 @@ ControlPlane::~ControlPlane() { close(); }
 
 void ControlPlane::open() {
   const std::lock_guard lock(mutex_);  // no fork now: a child would keep the listener
-  listener_ = listen_within(options_.address, options_.ports);
+  listener_ = listen_in_range(options_.address, options_.ports);
   options_.self.address = options_.address;
-  options_.self.port = SocketAddress::local_end_of(listener_.get()).port();
+  options_.self.port = SocketAddress::of_local_end(listener_.get()).port();
   timer_ = new_timer(kHeartbeatInterval);
   timer_service_ = monitor_.serve(timer_.get(), EPOLLIN, [this](std::uint32_t) {
     under_lock([this](DeferredActions& after) { on_timer(after); });
@@ -247,12 +247,12 @@ void ControlPlane::accept_connection(Fd socket, DeferredActions& after) {
   };
   if (std::ranges::count_if(connections_, is_unauthenticated) >= kMaxUnauthenticated)
     drop_oldest_unauthenticated(after);
-  prepare_connection(socket.get(), options_.liveness_timeout);
+  set_liveness_options(socket.get(), options_.liveness_timeout);
   Connection connection{.socket = std::move(socket),
                         .stage = Stage::awaits_answer,
                         .stage_deadline = deadline_after(kHandshakeTime),
                         .challenge = {random_digest()}};
-  connection.remote = SocketAddress::remote_end_of(connection.socket.get()).text();
+  connection.remote = SocketAddress::of_remote_end(connection.socket.get()).text();
   connection.outbox = encode(connection.challenge);
   try {
     advance(add(std::move(connection)), after);

@@ -22,7 +22,7 @@ Info info() {
 }
 
 std::vector<std::string> addresses_of_this_host() {
-  return own_addresses(/*towards=*/"", settings_from_environment().interface).usable;
+  return own_addresses(/*store_host=*/"", settings_from_environment().interface_filter).usable;
 }
 
 }  // namespace tccl

@@ -22,14 +22,14 @@ bool has(const AddressOffer& offer, Family family) {
 }
 
 std::vector<Family> preferred_families(std::span<const AddressOffer> hosts) {
-  const auto guide = std::ranges::find_if(hosts, &AddressOffer::routes_to_store);
-  const bool by_ipv6 = guide != hosts.end() && is_ipv6(guide->usable.front());
-  return by_ipv6 ? std::vector{Family::ipv6, Family::ipv4}
-                 : std::vector{Family::ipv4, Family::ipv6};
+  const auto found = std::ranges::find_if(hosts, &AddressOffer::routes_to_store);
+  const bool prefer_ipv6 = found != hosts.end() && is_ipv6(found->usable.front());
+  return prefer_ipv6 ? std::vector{Family::ipv6, Family::ipv4}
+                     : std::vector{Family::ipv4, Family::ipv6};
 }
 
-/// Behind something else: each with a space before it.
-std::string list_of(const std::vector<std::string>& addresses) {
+/// Each address with a space before it.
+std::string space_separated(const std::vector<std::string>& addresses) {
   std::string text;
   for (const std::string& each : addresses) text += " " + each;
   return text;
@@ -42,21 +42,22 @@ Family common_family(std::span<const AddressOffer> hosts) {
   const auto lacks = [&](Family family) {
     const auto offer =
         std::ranges::find_if(hosts, [&](const auto& each) { return !has(each, family); });
-    return offer->host + list_of(offer->usable);
+    return offer->host + space_separated(offer->usable);
   };
-  throw Error(Errc::invalid_argument,
-              formatted("hosts without a family of addresses in common: {} (no IPv4) and {} (no "
-                        "IPv6); CCL_SOCKET_IFNAME chooses interfaces",
-                        lacks(Family::ipv4), lacks(Family::ipv6)));
+  throw Error(
+      Errc::invalid_argument,
+      formatted("the hosts have no address family in common: {} (no IPv4) and {} (no IPv6); "
+                "CCL_SOCKET_IFNAME selects interfaces",
+                lacks(Family::ipv4), lacks(Family::ipv6)));
 }
 
-/// Which of the own addresses leads to that host, by one of the addresses that it offers. One that
-/// both have, such as that of a bridge for containers, leads to this host itself.
-bool leads_to(const std::string& address, const AddressOffer& own, const AddressOffer& other,
-              SourceTowards source) {
-  return std::ranges::any_of(other.usable, [&](const std::string& there) {
-    return family_of(there) == family_of(address) &&
-           std::ranges::find(own.usable, there) == own.usable.end() && source(there) == address;
+/// Whether packets from `address` reach one of the other host's addresses. An address that both
+/// hosts have, such as that of a container bridge, is ignored: it routes to this host itself.
+bool has_route(const std::string& address, const AddressOffer& own, const AddressOffer& other,
+               SourceAddressTo source) {
+  return std::ranges::any_of(other.usable, [&](const std::string& to) {
+    return family_of(to) == family_of(address) &&
+           std::ranges::find(own.usable, to) == own.usable.end() && source(to) == address;
   });
 }
 
@@ -65,37 +66,38 @@ bool leads_to(const std::string& address, const AddressOffer& own, const Address
 bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
 
 std::string encoded(const AddressOffer& offer) {
-  return offer.host + "\n" + (offer.routes_to_store ? "way" : "any") + list_of(offer.usable);
+  return offer.host + "\n" + (offer.routes_to_store ? "routed" : "any") +
+         space_separated(offer.usable);
 }
 
 AddressOffer decode_offer(std::string_view text) {
   std::istringstream words{std::string(text)};
   AddressOffer offer;
-  std::string first;
+  std::string flag;
   std::getline(words, offer.host);
-  words >> first;
-  offer.routes_to_store = first == "way";
+  words >> flag;
+  offer.routes_to_store = flag == "routed";
   for (std::string address; words >> address;) {
-    static_cast<void>(SocketAddress::parse(address, 0));  // throws if it is none
+    static_cast<void>(SocketAddress::parse(address, 0));  // throws if it is invalid
     offer.usable.push_back(address);
   }
-  if (offer.usable.empty()) throw Error(Errc::system, "an offer of addresses makes no sense");
+  if (offer.usable.empty()) throw Error(Errc::system, "an address offer in the store is invalid");
   return offer;
 }
 
 std::string choose_address(std::span<const AddressOffer> hosts, std::size_t own,
-                           SourceTowards source) {
+                           SourceAddressTo source) {
   const AddressOffer& offer = hosts[own];
   const Family family = common_family(hosts);
   const std::string* best = nullptr;
-  std::ptrdiff_t most = -1;
+  std::ptrdiff_t best_reached = -1;
   for (const std::string& address : offer.usable) {
     if (family_of(address) != family) continue;
     const std::ptrdiff_t reached = std::ranges::count_if(hosts, [&](const AddressOffer& other) {
-      return &other != &offer && leads_to(address, offer, other, source);
+      return &other != &offer && has_route(address, offer, other, source);
     });
-    if (reached > most) {
-      most = reached;
+    if (reached > best_reached) {
+      best_reached = reached;
       best = &address;
     }
   }

@@ -1,4 +1,9 @@
-// Which of its addresses each host gives to the other hosts of a group, so that all can reach it.
+// Chooses the address that each host of a group advertises to the others.
+//
+//   std::vector<AddressOffer> offers = ...;                       // one per host, same order
+//   everywhere std::string own = choose_address(offers, own_index, source_address_to);
+//
+// Thread safety: pure functions.
 #pragma once
 
 #include <optional>
@@ -11,26 +16,26 @@
 
 namespace tccl {
 
-/// What a host says about itself before anything is chosen.
+/// The addresses of one host, exchanged before one is chosen.
 struct AddressOffer {
-  std::string host;                 // its name
-  std::vector<std::string> usable;  // in numbers, IPv4 or IPv6, the best first
-  bool routes_to_store = false;     // the best one is where packets to the store come from
+  std::string host;                 // host name, for error messages
+  std::vector<std::string> usable;  // numeric, IPv4 or IPv6, best first
+  bool routes_to_store = false;     // the best one is the source address of packets to the store
 };
 
 std::string encoded(const AddressOffer& offer);
-/// Throws Error{system} if it makes no sense: it comes out of a store, to which others may write.
+/// Throws Error{system} if the text is invalid: other processes may write to the store.
 AddressOffer decode_offer(std::string_view text);
 
-/// Where packets to an address come from; none if there is no way.
-using SourceTowards = FunctionRef<std::optional<std::string>(const std::string&)>;
+/// The source address of packets to an address; none if there is no route.
+using SourceAddressTo = FunctionRef<std::optional<std::string>(const std::string&)>;
 
-/// The address of host `own`. All hosts get one of the same family, which they conclude from the
-/// same offers: that of the way to the store if a host has one, else IPv4, unless a host has none
-/// of it. In that family each takes the address from which it reaches most of the others. Throws
-/// Error{invalid_argument} if no family is common to all.
+/// The address of host `own`. All hosts choose the same family, since all see the same offers: the
+/// family of the route to the store if a host has one, else IPv4; the other family if some host
+/// lacks it. Within the family each host chooses the address with a route to most other hosts.
+/// Throws Error{invalid_argument} if no family is common to all.
 std::string choose_address(std::span<const AddressOffer> hosts, std::size_t own,
-                           SourceTowards source);
+                           SourceAddressTo source);
 
 bool is_ipv6(const std::string& address);
 

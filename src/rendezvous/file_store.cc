@@ -1,3 +1,4 @@
+// file_store(): one file per key in a shared directory. See tccl/store.h.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,7 +24,7 @@ Store::~Store() = default;
 
 namespace {
 
-/// Keys may hold any character; file names may not.
+/// Hexadecimal, since a key may contain characters that a file name may not.
 std::string file_name(const std::string& key) {
   return to_hex(std::span(reinterpret_cast<const unsigned char*>(key.data()), key.size()));
 }
@@ -36,7 +37,7 @@ std::optional<std::string> read_file(const std::string& path) {
   return text.str();
 }
 
-/// All of it or an error: on a full disk nobody may find half a value.
+/// Throws on a partial write (such as on a full disk), so that no reader sees half a value.
 void write_private_file(const std::string& path, std::string_view value) {
   const Fd file(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
   if (!file) throw_system_error("open " + path);
@@ -47,19 +48,19 @@ void write_private_file(const std::string& path, std::string_view value) {
 class FileStore final : public Store {
  public:
   explicit FileStore(std::string directory) : directory_(std::move(directory)) {
-    std::error_code problem;
-    if (std::filesystem::create_directories(directory_, problem))
-      std::filesystem::permissions(directory_, std::filesystem::perms::owner_all, problem);
-    if (problem) throw Error(Errc::system, formatted("{}: {}", directory_, problem.message()));
+    std::error_code error;
+    if (std::filesystem::create_directories(directory_, error))
+      std::filesystem::permissions(directory_, std::filesystem::perms::owner_all, error);
+    if (error) throw Error(Errc::system, formatted("{}: {}", directory_, error.message()));
   }
 
   void set(const std::string& key, std::string_view value) override {
-    // Written aside and renamed: a reader sees all of a value or nothing.
+    // Write a temporary file and rename it: a reader sees the whole value or none.
     const std::string target = path_of(key);
-    const Digest unique = random_digest();  // several stores of one process may set one key
-    const std::string aside = formatted("{}.{}", target, to_hex(std::span(unique).first(8)));
-    write_private_file(aside, value);
-    if (::rename(aside.c_str(), target.c_str()) != 0) throw_system_error("rename " + target);
+    const Digest unique = random_digest();  // several threads may set the same key
+    const std::string temporary = formatted("{}.{}", target, to_hex(std::span(unique).first(8)));
+    write_private_file(temporary, value);
+    if (::rename(temporary.c_str(), target.c_str()) != 0) throw_system_error("rename " + target);
   }
 
   void remove(const std::string& key) override {
@@ -69,16 +70,17 @@ class FileStore final : public Store {
 
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     const Deadline deadline = deadline_after(timeout);
-    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
+    for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kMaxPause)) {
       if (auto value = read_file(path_of(key))) return *value;
       if (Clock::now() >= deadline)
-        throw Error(Errc::timeout, formatted("no key \"{}\" in the store {}", key, directory_));
+        throw Error(Errc::timeout, formatted("key \"{}\" did not appear in the store {} in time",
+                                             key, directory_));
       std::this_thread::sleep_for(pause);
     }
   }
 
  private:
-  static constexpr std::chrono::milliseconds kLongestPause{20};
+  static constexpr std::chrono::milliseconds kMaxPause{20};
 
   [[nodiscard]] std::string path_of(const std::string& key) const {
     return directory_ + "/" + file_name(key);

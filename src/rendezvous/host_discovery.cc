@@ -7,19 +7,23 @@
 
 #include "base/crypto.h"
 #include "base/system_error.h"
+#include "rendezvous/init_errors.h"
+#include "rendezvous/join_record.h"
 
 namespace tccl {
 namespace {
 
-constexpr const char* kHostLeaders = "leaders";
-constexpr const char* kFailed = "failed";
+constexpr const char* kLeadersKey = "leaders";
+constexpr const char* kFailureKey = "failure";
+constexpr const char* kLeaderRound = "leader";
 
-HostLeaders read_host_leaders(const StoreClient& store_client, int size) {
-  std::istringstream text(store_client.read(store_client.key(kHostLeaders)));
+HostLeaders read_host_leaders(const StoreClient& client, const RendezvousOptions& options) {
+  std::istringstream text(client.read(client.key(kLeadersKey)));
   HostLeaders leaders;
-  for (int host = 0; text >> host;) leaders.push_back(host);
-  if (leaders.size() != static_cast<std::size_t>(size))
-    throw Error(Errc::mismatch, "the ranks disagree about the size of the group");
+  for (int leader = 0; text >> leader;) leaders.push_back(leader);
+  if (leaders.size() != static_cast<std::size_t>(options.size))
+    throw init_error(options.group, Errc::mismatch,
+                     "the ranks were given different sizes of the group");
   return leaders;
 }
 
@@ -36,24 +40,24 @@ StoreClient store_client_for(const RendezvousOptions& options, std::function<voi
   return {*options.store, to_hex(std::span(digest).first(8)), options.deadline, std::move(on_poll)};
 }
 
-void publish_host_leader(const StoreClient& store_client, const RendezvousOptions& options,
-                         int host_rank) {
-  const std::vector<std::string> all =
-      store_gather(store_client, "place", options.rank, options.size, std::to_string(host_rank));
+void publish_host_leader(const StoreClient& client, const RendezvousOptions& options,
+                         int leader_rank) {
+  const std::vector<std::string> leaders =
+      store_gather(client, kLeaderRound, options.rank, options.size, std::to_string(leader_rank));
   if (options.rank != 0) return;
   std::string text;
-  for (const std::string& place : all) text += place + " ";
-  store_client.store.set(store_client.key(kHostLeaders), text);
+  for (const std::string& leader : leaders) text += leader + " ";
+  client.store.set(client.key(kLeadersKey), text);
 }
 
-void remove_host_leaders(const StoreClient& store_client) noexcept {
-  remove_key(store_client.store, store_client.key(kHostLeaders));
+void remove_host_leaders(const StoreClient& client) noexcept {
+  remove_key(client.store, client.key(kLeadersKey));
 }
 
-void throw_if_failure_published(const StoreClient& store_client) {
+void throw_if_failure_published(const StoreClient& client) {
   std::string text;
   try {
-    text = store_client.store.get(store_client.key(kFailed), std::chrono::milliseconds(0));
+    text = client.store.get(client.key(kFailureKey), std::chrono::milliseconds(0));
   } catch (const Error&) {
     return;  // no such key
   }
@@ -61,39 +65,49 @@ void throw_if_failure_published(const StoreClient& store_client) {
   throw_if_failed(cut_packet<Status>(bytes));
 }
 
-void publish_failure(const StoreClient& store_client, const Status& status) {
-  store_client.store.set(store_client.key(kFailed), as_bytes(status));
+void publish_failure(const StoreClient& client, const Status& status) {
+  client.store.set(client.key(kFailureKey), as_bytes(status));
+}
+
+void try_publish_failure(const RendezvousOptions& options, const Status& status) noexcept {
+  try {
+    publish_failure(store_client_for(options, {}), status);
+  } catch (const std::exception&) {
+    // See the header.
+  }
 }
 
 HostDiscovery::HostDiscovery(const RendezvousOptions& options)
-    : done_(open_event()), thread_([this, &options] { run(options); }) {}
+    : done_event_(open_event()), thread_([this, &options] { run(options); }) {}
 
 HostDiscovery::~HostDiscovery() {
-  stopping_.store(true, std::memory_order_relaxed);
+  stopping_.store(true, std::memory_order_relaxed);  // read by the thread's polls; join() orders
   if (thread_.joinable()) thread_.join();
 }
 
 HostLeaders HostDiscovery::result() {
   thread_.join();
-  if (problem_) std::rethrow_exception(problem_);
+  if (error_) std::rethrow_exception(error_);
   return leaders_;
 }
 
 void HostDiscovery::run(const RendezvousOptions& options) {
   try {
-    StoreClient store_client = store_client_for(options, {});
-    store_client.on_poll = [this, &store_client] {
+    WaitingMark waiting(*options.store, options.rank);
+    StoreClient client = store_client_for(options, {});
+    client.on_poll = [this, &client, &waiting] {
       if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
-      throw_if_failure_published(store_client);
+      waiting.set();
+      throw_if_failure_published(client);
     };
-    publish_host_leader(store_client, options, options.rank);
-    leaders_ = read_host_leaders(store_client, options.size);
+    publish_host_leader(client, options, options.rank);
+    leaders_ = read_host_leaders(client, options);
   } catch (...) {
-    problem_ = std::current_exception();
+    error_ = std::current_exception();
   }
-  over_.store(true, std::memory_order_release);  // pairs with is_over()
+  done_.store(true, std::memory_order_release);  // pairs with is_done()
   const std::uint64_t one = 1;
-  static_cast<void>(!::write(done_.get(), &one, sizeof one));
+  static_cast<void>(!::write(done_event_.get(), &one, sizeof one));
 }
 
 }  // namespace tccl

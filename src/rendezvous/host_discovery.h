@@ -1,10 +1,16 @@
-// Which rank is on which host, as all ranks of a group tell each other through the store.
+// Which ranks share a host: every rank publishes in the store which rank leads its host, and the
+// leaders read that table.
+//
+//   HostDiscovery discovery(options);                       // on the leader of a host
+//   while (!discovery.is_done()) server.poll(discovery.fd());
+//   HostMap host_map(discovery.result());
+//
+// Thread safety: as stated below.
 #pragma once
 
 #include <atomic>
 #include <exception>
 #include <functional>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -15,25 +21,28 @@
 
 namespace tccl {
 
-/// By rank: the rank that hosts the meeting on its host.
+/// By rank: the rank that leads its host.
 using HostLeaders = std::vector<int>;
 
-/// Keys of one meeting: another one on the same store has another secret.
+/// The keys of one rendezvous: their prefix comes from the secret, so a later one on the same store
+/// has other keys.
 StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> on_poll);
 
-/// Every rank says who hosts its meeting; the hosts then read where all are.
-void publish_host_leader(const StoreClient& store_client, const RendezvousOptions& options,
-                         int host_rank);
-/// Once all hosts have read it.
-void remove_host_leaders(const StoreClient& store_client) noexcept;
+/// Called by every rank.
+void publish_host_leader(const StoreClient& client, const RendezvousOptions& options,
+                         int leader_rank);
+/// Called once, when the leaders of all hosts have read the table.
+void remove_host_leaders(const StoreClient& client) noexcept;
 
-/// For ranks that come when the meeting of those before them has failed already, and for hosts that
-/// wait for another one.
-void publish_failure(const StoreClient& store_client, const Status& status);
-void throw_if_failure_published(const StoreClient& store_client);
+/// Fails the rendezvous for ranks that join later and for hosts that wait for this one.
+void publish_failure(const StoreClient& client, const Status& status);
+/// The same, ignoring failures of the store: then the other ranks fail at the timeout.
+void try_publish_failure(const RendezvousOptions& options, const Status& status) noexcept;
+void throw_if_failure_published(const StoreClient& client);
 
-/// Learns where all ranks are, on a thread of its own: meanwhile the host looks after its
-/// connections, who cannot say where they are before they have met it.
+/// Publishes this leader and reads the table on a thread of its own, while the caller serves the
+/// connections of its host: their ranks can publish only after their handshake. Its methods are for
+/// one thread.
 class HostDiscovery {
  public:
   explicit HostDiscovery(const RendezvousOptions& options);
@@ -41,19 +50,22 @@ class HostDiscovery {
   HostDiscovery(const HostDiscovery&) = delete;
   HostDiscovery& operator=(const HostDiscovery&) = delete;
 
-  /// Readable when it is over.
-  [[nodiscard]] int fd() const { return done_.get(); }
-  [[nodiscard]] bool is_over() const { return over_.load(std::memory_order_acquire); }
+  /// Readable when it is done.
+  [[nodiscard]] int fd() const { return done_event_.get(); }
+  [[nodiscard]] bool is_done() const {
+    return done_.load(std::memory_order_acquire);  // pairs with the release in run()
+  }
+  /// Throws what the thread threw. Call once, when done.
   HostLeaders result();
 
  private:
   void run(const RendezvousOptions& options);
 
-  Fd done_;
+  Fd done_event_;
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> over_{false};
+  std::atomic<bool> done_{false};
   HostLeaders leaders_;
-  std::exception_ptr problem_;
+  std::exception_ptr error_;
   std::thread thread_;
 };
 

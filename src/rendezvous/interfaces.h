@@ -1,4 +1,8 @@
-// The network interfaces of this host, and the addresses by which others may reach it.
+// The network interfaces of this host, and the addresses at which other hosts can reach it.
+//
+//   AddressOffer offer = own_addresses(store.host(), settings.interface_filter);
+//
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <optional>
@@ -6,14 +10,16 @@
 #include <string>
 #include <vector>
 
+#include "config/interface_filter.h"
 #include "rendezvous/address_selection.h"
 
 namespace tccl {
 
-/// One address of an interface; an interface may have several, or none (then `address` is empty).
+/// One address of an interface. An interface has one entry per address; one without any address has
+/// a single entry with an empty `address`.
 struct Interface {
   std::string name;
-  std::string address;  // in numbers, IPv4 or IPv6
+  std::string address;  // numeric, IPv4 or IPv6
   bool up = false;
   bool running = false;  // there is a carrier
   bool loopback = false;
@@ -22,19 +28,20 @@ struct Interface {
 /// In the order of getifaddrs().
 std::vector<Interface> interfaces_of_this_host();
 
-/// What this host offers to others. `towards` is the name or address of the store's host, empty if
-/// unknown; `wanted` is CCL_SOCKET_IFNAME: prefixes of names to take, in order of preference, and
-/// behind a ^ prefixes to leave out. If nothing fits, throws Error{invalid_argument} that lists the
-/// interfaces. The name of the host is left to the caller.
-AddressOffer own_addresses(const std::string& towards, const std::string& wanted);
+/// The addresses that this host offers to the others. `store_host` is the name or address of the
+/// store's host, empty if unknown. Throws Error{invalid_argument}, which lists the interfaces, if
+/// the filter leaves none. The caller sets AddressOffer::host.
+AddressOffer own_addresses(const std::string& store_host, const InterfaceFilter& filter);
 
-/// Those that are of use, best first. Without prefixes to take, those of `preferred` that fit come
-/// first; IPv4 before IPv6; loopback only if it is asked for.
+/// Usable addresses, best first. If the filter names no interface to include, the addresses in
+/// `preferred` come first. IPv4 comes before IPv6. Loopback is used only if the filter includes it
+/// by name.
 std::vector<std::string> usable_addresses(std::span<const Interface> interfaces,
-                                          const std::string& wanted,
+                                          const InterfaceFilter& filter,
                                           std::span<const std::string> preferred);
 
-/// Where packets to an address come from. Nothing is sent.
-std::optional<std::string> source_towards(const std::string& address);
+/// The source address of packets to a numeric address, by the routing table; none if there is no
+/// route. Sends nothing.
+std::optional<std::string> source_address_to(const std::string& address);
 
 }  // namespace tccl

@@ -1,58 +1,63 @@
-// What is said at a meeting besides peer_infos: packets between processes of one build.
+// The packets that the ranks of one host exchange over the rendezvous socket, besides PeerInfo.
+// Sent as bytes between processes of one build.
+//
+//   leader                                     member
+//     Challenge                          ->
+//                                        <-      JoinRequest
+//     JoinReply                          ->
+//     HostConfig                         ->                    once the hosts are known
+//                                        <-      PeerInfo (+ descriptors), or a failed Status
+//     PeerInfo x ranks (+ descriptors)   ->
+//                                        <-      Status        has it accepted the roster?
+//     Status                             ->                    the outcome, the same for all
+//
+// The leader may send a failed Status instead of any packet after JoinRequest.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
-#include "base/crypto.h"
+#include "base/challenge_response.h"
+#include "base/clock.h"
 #include "tccl/error.h"
 
 namespace tccl {
 
-struct Challenge {
-  Digest number;
-};
-struct Answer {
-  Digest number;
-  Digest proof;
+/// The context of the challenge-response handshake on the rendezvous socket.
+inline constexpr std::string_view kLocalHandshake = "local rendezvous";
+
+struct JoinRequest {
+  Response response;
   std::int32_t rank;
   std::int32_t size;
   std::int32_t pid;
 };
-struct Counterproof {
-  Digest proof;
-  std::int32_t rank;  // of who hosts the meeting
-};
-/// What follows depends on whether there are other hosts.
-struct HostConfig {
-  char address[64];  // of this host for the others; empty if there are none
+
+struct JoinReply {
+  Confirmation confirmation;
+  std::int32_t leader_rank;
 };
 
-/// How a meeting ended, for everyone alike.
+struct HostConfig {
+  char address[64];  // that this host advertises to the others; empty if there are none
+};
+
+/// Success, or why a rendezvous failed.
 struct Status {
   Errc code = Errc::internal;
-  std::uint8_t good = 1;
-  std::int32_t rank = -1;
-  char text[256] = {};
+  std::uint8_t ok = 1;
+  std::int32_t rank = -1;  // the rank concerned
+  char text[1024] = {};
 };
 
-inline Status failure_status(const Error& error) {
-  Status status{.code = error.code(), .good = 0};
-  status.rank = error.ranks().empty() ? -1 : error.ranks().front();
-  std::strncpy(status.text, error.what(), sizeof status.text - 1);
-  return status;
-}
+Status failure_status(const Error& error);
+void throw_if_failed(const Status& status);
 
-inline void throw_if_failed(const Status& status) {
-  if (status.good != 0) return;
-  // It may come out of a store, to which others may write.
-  const std::string text(status.text, ::strnlen(status.text, sizeof status.text));
-  throw Error(status.code, text,
-              status.rank < 0 ? std::vector<int>{} : std::vector<int>{status.rank});
-}
+/// Throws if the next packet is a failed Status instead of the expected one. The socket must be
+/// readable.
+void throw_if_status(int socket, Deadline deadline);
 
 template <class T>
 std::string_view as_bytes(const T& packet) {
@@ -60,11 +65,11 @@ std::string_view as_bytes(const T& packet) {
   return {reinterpret_cast<const char*>(&packet), sizeof packet};
 }
 
-/// Takes the next packet from the front of `bytes`.
+/// Removes the next packet from the front of `bytes`.
 template <class T>
 T cut_packet(std::string_view& bytes) {
   T packet;
-  if (bytes.size() < sizeof packet) throw Error(Errc::system, "a key of the store is cut off");
+  if (bytes.size() < sizeof packet) throw Error(Errc::system, "a value in the store is truncated");
   std::memcpy(&packet, bytes.data(), sizeof packet);
   bytes.remove_prefix(sizeof packet);
   return packet;

@@ -1,61 +1,44 @@
-// Where the ranks of a group find each other and exchange what they need to communicate.
+// Rendezvous of one group: every rank learns every other rank's PeerInfo.
 //
-// That two ranks share a host is authenticated, never guessed: all try to bind one abstract Unix
-// socket whose name comes from the group's secret; such names reach as far as a network namespace
-// does. Who wins hosts the meeting of its host; the others connect. Abstract sockets have no
-// permissions, so both sides prove that they know the secret before a descriptor is sent. The store
-// then tells which rank is where, the hosts exchange peer_infos through it, everyone gets
-// everyone's (and the memory and pidfd of those on its own host), and the sockets are closed.
+//   RendezvousOptions options{.store = &store, .group = "world", .rank = 0, .size = 4, ...};
+//   options.secret = agree_on_secret(options, settings.secret_file);        // secret.h
+//   rendezvous(options, shared_memory.fd(), pidfd);   // calls options.accept(roster) on every rank
+//
+// 1. Local: all ranks of a host try to bind the same abstract Unix socket. One succeeds, becomes
+// the
+//    leader of its host and accepts the others. Connecting proves that ranks share a host: an
+//    abstract name is visible in one network namespace only. Abstract sockets have no permissions,
+//    so a challenge-response handshake precedes any file descriptor. (local_server.h,
+//    local_client.h)
+// 2. Discovery: the ranks publish in the store which rank leads their host. (host_discovery.h)
+// 3. Global: the leaders exchange addresses and the PeerInfos of their ranks through the store.
+//    (host_agreement.h)
+// 4. Commit: the group exists once every rank has accepted the roster (mapped its local peers'
+// memory);
+//    a failure on one rank fails all. Then the sockets are closed and the store keys removed.
+// Thread safety: call from one thread per group.
 #pragma once
 
-#include <cstdint>
+#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/crypto.h"
 #include "base/fd.h"
 #include "rendezvous/address_selection.h"
+#include "rendezvous/peer_info.h"
 #include "tccl/store.h"
 
 namespace tccl {
 
-/// What a rank tells about itself. Sent as bytes between processes of one build.
-struct PeerInfo {
-  std::uint64_t format = 0x7463636c'00000007;  // raised when this struct or the region changes
-  std::int32_t rank = 0;
-  std::int32_t size = 0;
-  std::int32_t pid = 0;
-  std::uint32_t first_sequence = 0;
-  Digest memory_id{};
-  Digest token{};
-  std::uint64_t memory_bytes = 0;
-  std::uint64_t region_offset = 0;  // of the group's region in that memory
-  std::uint64_t chunk_bytes = 0;    // settings that shape the region
-  std::uint64_t eager_bytes = 0;
-  std::uint64_t staging_bytes = 0;
-  std::uint64_t cores_digest = 0;  // of the cores it may use: whose are equal share them
-  char host[64] = {};
-  // --- for other hosts, if there are any ---
-  std::int32_t host_index = 0;  // hosts are counted in the order of their first ranks
-  std::uint32_t wire_format = 0;
-  std::uint32_t group_id = 0;  // how this rank calls the group in messages that it receives
-  std::uint16_t control_port = 0;
-  std::uint16_t fabric_address_bytes = 0;
-  char control_address[64] = {};
-  char provider[32] = {};
-  char eager_limit[16] = {};  // of libfabric, which refuses connections where it differs
-  unsigned char fabric_address[128] = {};
-};
-
+/// A rank of this host.
 struct LocalPeer {
   PeerInfo peer_info;
-  Fd memory;
-  Fd process;
+  Fd memory;   // its shared memory
+  Fd process;  // its pidfd; invalid if it has none
 };
 
-/// Who has come, as everyone is told.
 struct Roster {
   std::vector<LocalPeer> local;  // the ranks of this host, in order
   std::vector<PeerInfo> all;     // all ranks, in order
@@ -63,37 +46,24 @@ struct Roster {
 
 struct RendezvousOptions {
   Store* store;
-  std::string group;   // for messages
-  std::string secret;  // see agree_on_secret
+  std::string group;   // name, for error messages
+  std::string secret;  // of agree_on_secret()
   int rank;
   int size;
+  std::chrono::milliseconds timeout;  // from the start of init, for error messages
   Deadline deadline;
-  std::function<AddressOffer()> offer_addresses;  // asked for if there are other hosts
-  /// `address` is that of this host for the others; empty if there are none.
+  std::function<AddressOffer()> offer_addresses;  // called if there are other hosts
+  /// `address` is the one that this host advertises to the others; empty if there are none.
   std::function<PeerInfo(const std::string& address)> make_peer_info;
-  /// Maps everyone's memory. Runs on every rank before the meeting ends; if it throws on one, the
-  /// meeting fails on all.
+  /// Maps the memory of all local peers. Called on every rank before rendezvous() returns; if it
+  /// throws on one rank, rendezvous() throws on all.
   std::function<void(const Roster&)> accept;
   std::function<void()> poll_interrupt;  // may be empty; see Context::Options
 };
 
-/// Rank 0 makes the secret; everyone learns it from the store. Each rank also leaves its host and
-/// pid there, so that a rank that cannot be met can be named.
-/// If `secret_file` is named, what it contains becomes part of the secret.
-std::string agree_on_secret(Store& store, int rank, const std::string& secret_file,
-                            Deadline deadline);
-
-/// Removes what agree_on_secret() stored, so that the same store can serve another group.
-void remove_rendezvous_keys(Store& store, int rank) noexcept;
-/// After a meeting that failed, so that the next attempt does not take its secret.
-void remove_failed_rendezvous_keys(Store& store, int rank) noexcept;
-
-/// Hands everyone's peer_infos to everyone's `accept`. Throws on every rank alike: timeout names
-/// who is missing; mismatch names what differs.
-void rendezvous(const RendezvousOptions& options, int memory_fd, int process_fd);
-
-/// "rank 3 (host b, pid 4711)"
-std::string describe(const PeerInfo& peer_info);
+/// Throws the same error on every rank: Error{timeout} names the missing ranks, Error{mismatch}
+/// what differs, Error{peer_lost} the rank that died.
+void rendezvous(const RendezvousOptions& options, int memory_fd, int pid_fd);
 
 std::string host_name();
 

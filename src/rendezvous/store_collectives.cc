@@ -11,11 +11,11 @@
 namespace tccl {
 namespace {
 
-constexpr std::chrono::milliseconds kLookPeriod{100};
+constexpr std::chrono::milliseconds kPollPeriod{100};
 
-using Entries = std::vector<std::pair<std::uint32_t, std::string>>;
+using Entries = std::vector<std::pair<std::uint32_t, std::string>>;  // {index, text}
 
-std::string encoded(const Entries& entries) {
+std::string encode(const Entries& entries) {
   std::string bytes;
   for (const auto& [index, text] : entries) {
     const std::uint32_t header[2] = {index, static_cast<std::uint32_t>(text.size())};
@@ -28,55 +28,62 @@ std::string encoded(const Entries& entries) {
 void decode_into(Entries& entries, std::string_view bytes) {
   std::uint32_t header[2];
   while (!bytes.empty()) {
-    if (bytes.size() < sizeof header) throw Error(Errc::system, "a key of the store is cut off");
+    if (bytes.size() < sizeof header)
+      throw Error(Errc::system, "a value in the store is truncated");
     std::memcpy(header, bytes.data(), sizeof header);
     bytes.remove_prefix(sizeof header);
-    if (bytes.size() < header[1]) throw Error(Errc::system, "a key of the store is cut off");
+    if (bytes.size() < header[1]) throw Error(Errc::system, "a value in the store is truncated");
     entries.emplace_back(header[0], bytes.substr(0, header[1]));
     bytes.remove_prefix(header[1]);
   }
 }
 
-/// What is known at this participant of the tree; all but the first hand it on.
-Entries gather(const StoreClient& store_client, std::string_view round, int index, int count,
-               const std::string& text) {
+std::string read_and_remove(const StoreClient& client, const std::string& key) {
+  std::string value = client.read(key);
+  remove_key(client.store, key);
+  return value;
+}
+
+/// The entries of the subtree below `index`; every participant but 0 publishes them for its parent.
+Entries gather_subtree(const StoreClient& client, std::string_view round, int index, int count,
+                       const std::string& text) {
   Entries entries{{static_cast<std::uint32_t>(index), text}};
-  for (const int child : {2 * index + 1, 2 * index + 2}) {
-    if (child >= count) continue;
-    const std::string key = store_client.key(round, child);
-    decode_into(entries, store_client.read(key));
-    remove_key(store_client.store, key);
-  }
-  if (index != 0) store_client.store.set(store_client.key(round, index), encoded(entries));
+  for (const int child : {2 * index + 1, 2 * index + 2})
+    if (child < count) decode_into(entries, read_and_remove(client, client.key(round, child)));
+  if (index != 0) client.store.set(client.key(round, index), encode(entries));
   return entries;
 }
 
 std::vector<std::string> in_order(Entries entries, int count) {
   std::ranges::sort(entries, {}, &Entries::value_type::first);
   std::vector<std::string> texts;
-  for (auto& [from, said] : entries) {
-    if (from >= static_cast<std::uint32_t>(count))
-      throw Error(Errc::system, "a key of the store makes no sense");
-    texts.push_back(std::move(said));
+  for (auto& [index, text] : entries) {
+    if (index >= static_cast<std::uint32_t>(count))
+      throw Error(Errc::system, "a value in the store has an invalid index");
+    texts.push_back(std::move(text));
   }
   return texts;
 }
 
-}  // namespace
-
-std::string StoreClient::key(std::string_view round, int index) const {
-  return formatted("{}/{}/{}", prefix, round, index);
+std::string result_key(const StoreClient& client, std::string_view round, int index) {
+  return client.key(formatted("{}/result", round), index);
 }
+
+}  // namespace
 
 std::string StoreClient::key(std::string_view round) const {
   return formatted("{}/{}", prefix, round);
 }
 
+std::string StoreClient::key(std::string_view round, int index) const {
+  return formatted("{}/{}/{}", prefix, round, index);
+}
+
 std::string StoreClient::read(const std::string& key) const {
   for (;;) {
-    const Deadline next_look = std::min(deadline, Clock::now() + kLookPeriod);
+    const Deadline next_poll = std::min(deadline, Clock::now() + kPollPeriod);
     try {
-      return store.get(key, time_left(next_look));
+      return store.get(key, time_left(next_poll));
     } catch (const Error& error) {
       if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
     }
@@ -84,34 +91,48 @@ std::string StoreClient::read(const std::string& key) const {
   }
 }
 
-std::vector<std::string> store_gather(const StoreClient& store_client, std::string_view round,
-                                      int index, int count, const std::string& text) {
-  Entries entries = gather(store_client, round, index, count, text);
+std::vector<std::string> store_gather(const StoreClient& client, std::string_view round, int index,
+                                      int count, const std::string& text) {
+  Entries entries = gather_subtree(client, round, index, count, text);
   return index == 0 ? in_order(std::move(entries), count) : std::vector<std::string>();
 }
 
-std::vector<std::string> store_allgather(const StoreClient& store_client, std::string_view round,
+std::vector<std::string> store_allgather(const StoreClient& client, std::string_view round,
                                          int index, int count, const std::string& text) {
-  Entries entries = gather(store_client, round, index, count, text);
+  Entries entries = gather_subtree(client, round, index, count, text);
   if (index == 0) {
-    store_client.store.set(store_client.key(round), encoded(entries));
+    client.store.set(client.key(round), encode(entries));
   } else {
     entries.clear();
-    decode_into(entries, store_client.read(store_client.key(round)));
+    decode_into(entries, client.read(client.key(round)));
   }
   return in_order(std::move(entries), count);
 }
 
-void store_contribute(const StoreClient& store_client, std::string_view round, int index,
+std::string store_broadcast(const StoreClient& client, std::string_view round, int index, int count,
+                            const std::string& text) {
+  if (index != 0) return read_and_remove(client, result_key(client, round, index));
+  store_broadcast_send(client, round, count, text);
+  return text;
+}
+
+void store_broadcast_send(const StoreClient& client, std::string_view round, int count,
+                          const std::string& text) {
+  for (int index = 1; index < count; ++index)
+    client.store.set(result_key(client, round, index), text);
+}
+
+void store_contribute(const StoreClient& client, std::string_view round, int index,
                       const std::string& text) {
-  store_client.store.set(index == 0 ? store_client.key(round) : store_client.key(round, index),
-                         encoded({{static_cast<std::uint32_t>(index), text}}));
+  client.store.set(index == 0 ? client.key(round) : client.key(round, index),
+                   encode({{static_cast<std::uint32_t>(index), text}}));
 }
 
 void remove_key(Store& store, const std::string& key) noexcept {
   try {
     store.remove(key);
   } catch (const std::exception&) {
+    // See the header.
   }
 }
 

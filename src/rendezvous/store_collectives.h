@@ -1,4 +1,11 @@
-// Texts of many participants brought together through a store, in few operations of each.
+// Collectives of small texts over a key-value store, for participants that have no connection yet.
+//
+//   StoreClient client{store, "3f2a", deadline, on_poll};
+//   auto texts = store_allgather(client, "addresses", host_index, hosts, own_text);
+//
+// The gather is a binary tree: participant i reads the keys of 2i+1 and 2i+2, removes them and
+// writes one key, so each performs a bounded number of store operations whatever the count. Thread
+// safety: a StoreClient is used by one thread.
 #pragma once
 
 #include <functional>
@@ -11,36 +18,44 @@
 
 namespace tccl {
 
-/// The keys of one meeting in a store, and how long to wait for them.
+/// The keys of one rendezvous in a store, and until when to wait for them.
 struct StoreClient {
   Store& store;
   std::string prefix;
   Deadline deadline;
-  /// Runs now and then while waiting; what it throws ends the wait. May be empty.
+  /// Called about every 100 ms while waiting; an exception ends the wait. May be empty.
   std::function<void()> on_poll;
 
-  /// What one of the participants, or one for all of them, says about a round.
-  [[nodiscard]] std::string key(std::string_view round, int index) const;
+  /// "prefix/round" and "prefix/round/index"
   [[nodiscard]] std::string key(std::string_view round) const;
-  /// Waits until somebody has put the key there.
+  [[nodiscard]] std::string key(std::string_view round, int index) const;
+  /// Waits until the key exists. Throws Error{timeout} at the deadline.
   [[nodiscard]] std::string read(const std::string& key) const;
 };
 
-/// Every participant brings a text; the first gets all of them in order, the others nothing. A
-/// tree: each writes one key and reads two at most, however many there are.
-std::vector<std::string> store_gather(const StoreClient& store_client, std::string_view round,
-                                      int index, int count, const std::string& text);
+/// Participant 0 gets the texts of all in order, the others an empty vector. Leaves no key.
+std::vector<std::string> store_gather(const StoreClient& client, std::string_view round, int index,
+                                      int count, const std::string& text);
 
-/// The same for everyone. The first one's key stays in the store.
-std::vector<std::string> store_allgather(const StoreClient& store_client, std::string_view round,
+/// Every participant gets all texts in order. Participant 0's key, key(round), stays in the store:
+/// the caller removes it once all participants have read it.
+std::vector<std::string> store_allgather(const StoreClient& client, std::string_view round,
                                          int index, int count, const std::string& text);
 
-/// Instead of store_allgather(), by one that waits for nobody any more: what the others get may
-/// lack other texts, but not this one.
-void store_contribute(const StoreClient& store_client, std::string_view round, int index,
+/// Participant 0 sends `text`; every participant gets it. One key per receiver, which removes it,
+/// so that no key is left and no further round must confirm that.
+std::string store_broadcast(const StoreClient& client, std::string_view round, int index, int count,
+                            const std::string& text);
+/// Participant 0's half of store_broadcast().
+void store_broadcast_send(const StoreClient& client, std::string_view round, int count,
+                          const std::string& text);
+
+/// For a participant that has failed: publishes its text for the round without waiting. The others'
+/// result contains this text but may lack those of other participants.
+void store_contribute(const StoreClient& client, std::string_view round, int index,
                       const std::string& text);
 
-/// Not every store can remove keys; then it serves one group only.
+/// Ignores failure: a store that cannot remove keys serves one group only.
 void remove_key(Store& store, const std::string& key) noexcept;
 
 }  // namespace tccl

@@ -1,6 +1,8 @@
-// A small key-value server and its client. A request is {kind, key length, value length, key,
-// value}; GET is answered by the value once the key exists, the others by an empty value. Each
-// request has a connection of its own, so that one that waits keeps nobody else waiting.
+// tcp_store(): a key-value server and its client. See tccl/store.h.
+//
+// A request is {kind, key length, value length, key, value}. The reply is {length, value}: to GET
+// once the key exists, to PEEK at once (kNoSuchKey if there is none), to SET and REMOVE with length
+// 0. Each request uses its own connection, so a waiting GET blocks no other request.
 #include <netdb.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -35,32 +37,32 @@ struct RequestHeader {
   std::uint32_t key_bytes;
   std::uint32_t value_bytes;
 };
-constexpr std::uint32_t kLargestField = 16u << 20;
-constexpr std::uint32_t kNoSuchKey = ~std::uint32_t{0};  // instead of an answer's length
+constexpr std::uint32_t kMaxFieldBytes = 16u << 20;
+constexpr std::uint32_t kNoSuchKey = ~std::uint32_t{0};  // in place of a reply's length
 
 std::vector<SocketAddress> addresses_of(const std::string& host, std::uint16_t port) {
-  int problem = 0;
-  std::vector<SocketAddress> addresses = SocketAddress::resolve(host, port, &problem);
-  if (problem != 0)
-    throw Error(Errc::system, formatted("store {}:{}: {}", host, port, gai_strerror(problem)));
+  int gai_error = 0;
+  std::vector<SocketAddress> addresses = SocketAddress::resolve(host, port, &gai_error);
+  if (gai_error != 0)
+    throw Error(Errc::system, formatted("store {}:{}: {}", host, port, gai_strerror(gai_error)));
   return addresses;
 }
 
 Fd listen_on(const std::string& host, std::uint16_t port) {
   for (const SocketAddress& address : addresses_of(host, port))
-    if (Fd fd = try_to_listen(address)) return fd;
+    if (Fd fd = try_listen(address)) return fd;
   throw_system_error(formatted("store: cannot listen on {}:{}", host, port));
 }
 
 bool finish_connecting(const Fd& fd, Deadline deadline) {
   if (!wait_for_event(fd.get(), POLLOUT, deadline)) return false;
-  int problem = 0;
-  socklen_t length = sizeof problem;
-  return ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &problem, &length) == 0 && problem == 0;
+  int error = 0;
+  socklen_t length = sizeof error;
+  return ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
-/// An invalid Fd if nobody listens.
-Fd try_to_connect(const std::string& host, std::uint16_t port, Deadline deadline) {
+/// Returns an invalid Fd if no server listens there.
+Fd try_connect(const std::string& host, std::uint16_t port, Deadline deadline) {
   for (const SocketAddress& address : addresses_of(host, port))
     if (Fd fd = start_connecting(address); fd && finish_connecting(fd, deadline)) return fd;
   return {};
@@ -71,7 +73,7 @@ std::string with_length(std::string_view value) {
   return std::string(reinterpret_cast<const char*>(&bytes), sizeof bytes).append(value);
 }
 
-/// Serves all connections from one thread; a GET of a missing key waits in its connection.
+/// Serves all connections from one thread. A GET of a missing key stays pending in its connection.
 class Server {
  public:
   Server(const std::string& host, std::uint16_t port)
@@ -79,7 +81,7 @@ class Server {
     thread_ = std::thread([this] { main(); });
   }
   ~Server() {
-    if (owner_ != ::getpid()) {  // no such thread in a forked child
+    if (owner_ != ::getpid()) {  // a forked child has no such thread
       thread_.detach();
       return;
     }
@@ -95,7 +97,7 @@ class Server {
     Fd fd;
     std::string inbox;
     std::string outbox;
-    std::optional<std::string> wanted;  // the key of a GET that waits
+    std::optional<std::string> pending_key;  // of a GET of a missing key
   };
 
   void main() {
@@ -115,7 +117,8 @@ class Server {
 
   void accept_one() {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd) connections_.push_back({.fd = std::move(fd), .inbox = {}, .outbox = {}, .wanted = {}});
+    if (fd)
+      connections_.push_back({.fd = std::move(fd), .inbox = {}, .outbox = {}, .pending_key = {}});
   }
 
   void serve(Connection& c) { c.outbox.empty() ? read_from(c) : write_to(c); }
@@ -138,13 +141,13 @@ class Server {
     }
   }
 
-  /// False when no complete request is there.
+  /// False if no complete request has arrived.
   bool handle_request(Connection& c) {
     RequestHeader header;
     if (c.inbox.size() < sizeof header) return false;
     std::memcpy(&header, c.inbox.data(), sizeof header);
-    if (header.key_bytes > kLargestField || header.value_bytes > kLargestField) {
-      c.fd.reset();  // not one of ours
+    if (header.key_bytes > kMaxFieldBytes || header.value_bytes > kMaxFieldBytes) {
+      c.fd.reset();  // not a client of this store
       return false;
     }
     const std::size_t total = sizeof header + header.key_bytes + header.value_bytes;
@@ -152,13 +155,13 @@ class Server {
     const std::string key = c.inbox.substr(sizeof header, header.key_bytes);
     const std::string value = c.inbox.substr(sizeof header + header.key_bytes, header.value_bytes);
     c.inbox.erase(0, total);
-    answer(c, header.kind, key, value);
+    reply(c, header.kind, key, value);
     return true;
   }
 
-  void answer(Connection& c, Kind kind, const std::string& key, const std::string& value) {
-    if (kind == Kind::get) return answer_or_wait(c, key);
-    if (kind == Kind::peek) return answer_now(c, key);
+  void reply(Connection& c, Kind kind, const std::string& key, const std::string& value) {
+    if (kind == Kind::get) return reply_when_set(c, key);
+    if (kind == Kind::peek) return reply_now(c, key);
     if (kind == Kind::remove)
       values_.erase(key);
     else
@@ -166,10 +169,10 @@ class Server {
     c.outbox += with_length("");
     if (kind == Kind::remove) return;
     for (Connection& other : connections_)
-      if (other.fd && other.wanted == key) answer_or_wait(other, key);
+      if (other.fd && other.pending_key == key) reply_when_set(other, key);
   }
 
-  void answer_now(Connection& c, const std::string& key) {
+  void reply_now(Connection& c, const std::string& key) {
     const auto found = values_.find(key);
     if (found != values_.end())
       c.outbox += with_length(found->second);
@@ -177,13 +180,13 @@ class Server {
       c.outbox.append(reinterpret_cast<const char*>(&kNoSuchKey), sizeof kNoSuchKey);
   }
 
-  void answer_or_wait(Connection& c, const std::string& key) {
+  void reply_when_set(Connection& c, const std::string& key) {
     const auto found = values_.find(key);
-    c.wanted = found == values_.end() ? std::optional(key) : std::nullopt;
+    c.pending_key = found == values_.end() ? std::optional(key) : std::nullopt;
     if (found != values_.end()) c.outbox += with_length(found->second);
   }
 
-  void drop_in_child() noexcept {
+  void close_in_child() noexcept {
     listener_.reset();
     stop_.reset();
     for (Connection& c : connections_) c.fd.reset();
@@ -192,11 +195,12 @@ class Server {
   const pid_t owner_ = ::getpid();
   Fd listener_;
   Fd stop_;
-  std::mutex mutex_;  // held while a request is served, so that a fork finds things in order
+  std::mutex
+      mutex_;  // held while a request is served and across fork(): a child sees no half-done one
   std::map<std::string, std::string> values_;
   std::vector<Connection> connections_;
   std::thread thread_;
-  ForkHook fork_hook_{mutex_, [this] { drop_in_child(); }};
+  ForkHook fork_hook_{mutex_, [this] { close_in_child(); }};
 };
 
 class TcpStore final : public Store {
@@ -208,64 +212,67 @@ class TcpStore final : public Store {
   }
 
   void set(const std::string& key, std::string_view value) override {
-    static_cast<void>(ask(Kind::set, key, value, deadline_after(kAnswerTime)));
+    static_cast<void>(request(Kind::set, key, value, deadline_after(kReplyTimeout)));
   }
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    // Without time to wait for the key there must still be time to be answered.
-    if (timeout.count() <= 0) return ask(Kind::peek, key, "", deadline_after(kAnswerTime));
-    return ask(Kind::get, key, "", deadline_after(timeout));
+    // A timeout of zero is for the key; the server still gets time to reply.
+    if (timeout.count() <= 0) return request(Kind::peek, key, "", deadline_after(kReplyTimeout));
+    return request(Kind::get, key, "", deadline_after(timeout));
   }
   void remove(const std::string& key) override {
-    // Short: it is done while leaving, when the server may be gone.
-    static_cast<void>(ask(Kind::remove, key, "", deadline_after(kRemoveTime)));
+    // Short: ranks remove keys when they close, and the server may be gone.
+    static_cast<void>(request(Kind::remove, key, "", deadline_after(kRemoveTimeout)));
   }
 
   [[nodiscard]] std::string host() const override { return host_; }
 
  private:
-  static constexpr std::chrono::milliseconds kAnswerTime{30'000};
-  static constexpr std::chrono::milliseconds kRemoveTime{2'000};
+  static constexpr std::chrono::milliseconds kReplyTimeout{30'000};
+  static constexpr std::chrono::milliseconds kRemoveTimeout{2'000};
 
   [[nodiscard]] Fd connect_by(Deadline deadline) const {
     for (;;) {
-      if (Fd fd = try_to_connect(host_, port_, deadline)) return fd;
+      if (Fd fd = try_connect(host_, port_, deadline)) return fd;
       if (Clock::now() >= deadline)
-        throw Error(Errc::timeout, formatted("store {}:{} does not answer", host_, port_));
+        throw Error(Errc::timeout,
+                    formatted("the store {}:{} does not accept connections", host_, port_));
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
 
-  std::string ask(Kind kind, const std::string& key, std::string_view value,
-                  Deadline deadline) const {
+  std::string request(Kind kind, const std::string& key, std::string_view value,
+                      Deadline deadline) const {
     const Fd connection = connect_by(deadline);
     const RequestHeader header{kind, static_cast<std::uint32_t>(key.size()),
                                static_cast<std::uint32_t>(value.size())};
-    std::string request(reinterpret_cast<const char*>(&header), sizeof header);
-    request.append(key).append(value);
-    transfer(connection, POLLOUT, request.data(), request.size(), key, deadline);
-    std::uint32_t bytes = 0;
-    transfer(connection, POLLIN, &bytes, sizeof bytes, key, deadline);
-    if (bytes == kNoSuchKey) throw no_such(key);
-    std::string answer(bytes, '\0');
-    transfer(connection, POLLIN, answer.data(), bytes, key, deadline);
-    return answer;
+    std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+    bytes.append(key).append(value);
+    transfer(connection, POLLOUT, bytes.data(), bytes.size(), key, deadline);
+    std::uint32_t value_bytes = 0;
+    transfer(connection, POLLIN, &value_bytes, sizeof value_bytes, key, deadline);
+    if (value_bytes == kNoSuchKey) throw no_such_key(key);
+    std::string reply(value_bytes, '\0');
+    transfer(connection, POLLIN, reply.data(), value_bytes, key, deadline);
+    return reply;
   }
 
-  [[nodiscard]] Error no_such(const std::string& key) const {
-    return {Errc::timeout, formatted("no key \"{}\" in the store {}:{}", key, host_, port_)};
+  [[nodiscard]] Error no_such_key(const std::string& key) const {
+    return {Errc::timeout,
+            formatted("key \"{}\" did not appear in the store {}:{} in time", key, host_, port_)};
   }
 
-  /// Sends or receives all of it.
+  /// Sends (POLLOUT) or receives (POLLIN) exactly `bytes`.
   void transfer(const Fd& connection, short event, void* data, std::size_t bytes,
                 const std::string& key, Deadline deadline) const {
     char* p = static_cast<char*>(data);
     while (bytes > 0) {
-      if (!wait_for_event(connection.get(), event, deadline)) throw no_such(key);
+      if (!wait_for_event(connection.get(), event, deadline)) throw no_such_key(key);
       const ssize_t moved = event == POLLOUT ? ::send(connection.get(), p, bytes, MSG_NOSIGNAL)
                                              : ::recv(connection.get(), p, bytes, 0);
       if (moved < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (moved <= 0)
-        throw Error(Errc::system, formatted("store {}:{}: connection lost", host_, port_));
+        throw Error(Errc::system,
+                    formatted("store {}:{}: the server closed the connection", host_, port_));
       p += moved;
       bytes -= static_cast<std::size_t>(moved);
     }

@@ -79,3 +79,13 @@ def test_named_settings_exist():
     for page in PAGES:
         named = set(re.findall(r"\bCCL_[A-Z_]*[A-Z]\b", page.read_text()))
         assert named <= known | python_only | {"CCL_X"}, page.name
+
+
+def test_walkthrough_names_functions_that_exist():
+    """[`Class::function`](file): the file has that name, qualified where the file is a .cc."""
+    page = ROOT / "docs/walkthrough.md"
+    stops = re.findall(r"\[`([\w:]+)`\]\(([^)]+\.(?:cc|h))\)", page.read_text())
+    assert len(stops) > 12
+    for name, link in stops:
+        text = (page.parent / link).read_text()
+        assert re.search(rf"\b{re.escape(name)}\b", text), f"{link} has no {name}"

@@ -185,7 +185,7 @@ TEST(MismatchSettingProcess, TwoProcessesWithOneRank) {
   for (const Outcome& outcome : ranks.outcomes) {
     const auto error = outcome.find("error invalid_argument");
     ASSERT_TRUE(error) << ranks.transcript();
-    EXPECT_NE(error->text.find("call themselves rank 1"), std::string::npos) << error->text;
+    EXPECT_NE(error->text.find("two processes have rank 1"), std::string::npos) << error->text;
   }
 }
 

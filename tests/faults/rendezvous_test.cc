@@ -1,46 +1,45 @@
-// Who may come to the meeting of a group, and what is left of it afterwards.
+// Who may join a group, how a rendezvous fails, and what it leaves behind.
 #include <sys/socket.h>
 
 #include <fstream>
 
-#include "base/crypto.h"
 #include "base/unix_socket.h"
 #include "harness.h"
+#include "rendezvous/join_record.h"
+#include "rendezvous/packets.h"
+#include "rendezvous/secret.h"
 
 namespace faults {
 namespace {
 
-std::string meeting_name(const std::string& secret) {
-  const tccl::Digest digest = tccl::hmac_sha256(secret, "meeting point");
-  return "tccl-" + tccl::to_hex(std::span(digest).first(16));
-}
-
-TEST(MeetingProcess, StrangersAreDroppedAndTheGroupForms) {
-  Ranks ranks(2, [](Rank& rank) {
-    auto store = tccl::file_store("/tmp/tccl-strangers-" + std::to_string(::getppid()));
+TEST(Rendezvous, UnauthenticatedConnectionsAreDroppedAndTheGroupForms) {
+  const std::string directory = "/tmp/tccl-unauthenticated-" + std::to_string(::getpid());
+  Ranks ranks(2, [&](Rank& rank) {
+    auto store = tccl::file_store(directory);
     if (rank.rank == 1) {
-      // What follows in the key serves to compare.
-      const std::string name = meeting_name(store->get("secret", 5s).substr(0, 64));
+      // The first 64 digits are the secret; the rest of the value is its check.
+      const std::string secret = store->get("secret", 5s).substr(0, 64);
+      const std::string name = tccl::rendezvous_socket_name(secret);
       tccl::Fd silent;
-      tccl::Fd liar;
+      tccl::Fd impostor;
       while (!silent) silent = tccl::connect_to(name);
-      while (!liar) liar = tccl::connect_to(name);
-      tccl::send_packet(liar.get(), std::array<char, 64>{},
-                        tccl::deadline_after(1s));  // the size of an answer, no proof in it
+      while (!impostor) impostor = tccl::connect_to(name);
+      tccl::send_packet(impostor.get(), tccl::JoinRequest{.rank = 1, .size = 2, .pid = ::getpid()},
+                        tccl::deadline_after(1s));  // without a valid proof
       std::this_thread::sleep_for(100ms);
       char byte = 0;
-      check(tccl::wait_readable(liar.get(), tccl::deadline_after(1s)), "a challenge came");
-      check(::recv(liar.get(), &byte, 1, 0) > 0, "the challenge");
-      check(::recv(liar.get(), &byte, 1, 0) == 0, "the liar was dropped");
+      check(tccl::wait_readable(impostor.get(), tccl::deadline_after(1s)), "a challenge arrived");
+      check(::recv(impostor.get(), &byte, 1, 0) > 0, "the challenge");
+      check(::recv(impostor.get(), &byte, 1, 0) == 0, "the connection was dropped");
     }
     auto comm = tccl::Communicator::create(rank.context(), *store, rank.rank, 2, {.timeout = 10s});
     comm->run(tccl::barrier());
   });
   ranks.expect_all_exit_cleanly();
-  std::filesystem::remove_all("/tmp/tccl-strangers-" + std::to_string(::getpid()));
+  std::filesystem::remove_all(directory);
 }
 
-struct UntouchableStore final : tccl::Store {
+struct UnusableStore final : tccl::Store {
   void set(const std::string&, std::string_view) override { throw std::logic_error("set"); }
   std::string get(const std::string&, std::chrono::milliseconds) override {
     throw std::logic_error("get");
@@ -48,18 +47,18 @@ struct UntouchableStore final : tccl::Store {
   void remove(const std::string&) override { throw std::logic_error("remove"); }
 };
 
-// torch's new_subgroups() makes groups of one rank that share their keys: if one removes what
-// another has just written, that one waits until the timeout.
-TEST(MeetingProcess, RankAloneLeavesTheStoreAlone) {
+// torch's new_subgroups() creates groups of one rank that share their keys: if one removed what
+// another has just written, that one would wait until the timeout.
+TEST(Rendezvous, AGroupOfOneRankDoesNotUseTheStore) {
   Ranks ranks(1, [](Rank& rank) {
-    UntouchableStore store;
+    UnusableStore store;
     auto comm = tccl::Communicator::create(rank.context(), store, 0, 1, {.timeout = 10s});
     comm->run(tccl::barrier());
   });
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(MeetingProcess, RankThatNeverComesIsNamed) {
+TEST(Rendezvous, ARankThatNeverJoinsIsNamed) {
   Ranks ranks(3, [](Rank& rank) {
     if (rank.rank == 1) return;
     rank.join("world", 1s);
@@ -68,13 +67,57 @@ TEST(MeetingProcess, RankThatNeverComesIsNamed) {
   for (const int r : {0, 2}) {
     const auto error = ranks.outcomes[static_cast<std::size_t>(r)].find("error timeout");
     ASSERT_TRUE(error) << ranks.transcript();
-    EXPECT_NE(error->text.find("rank 1 did not arrive in time"), std::string::npos) << error->text;
+    EXPECT_NE(
+        error->text.find("init of group \"world\" timed out after 1.0 s: rank 1 never joined; "
+                         "ranks 0,2 waited for it"),
+        std::string::npos)
+        << error->text;
   }
 }
 
-TEST(MeetingProcess, RankThatDiesWhileTheGroupFormsIsNamed) {
+/// It has left its host and pid in the store, but does not go on from there.
+TEST(Rendezvous, ARankThatJoinsButNeverCompletesIsNamed) {
+  const std::string directory = "/tmp/tccl-incomplete-" + std::to_string(::getpid());
+  Ranks ranks(3, [&](Rank& rank) {
+    auto store = tccl::file_store(directory);
+    if (rank.rank == 2) {
+      tccl::publish_joined(*store, 2);
+      rank.say("joined");
+      std::this_thread::sleep_for(5s);
+      return;
+    }
+    static_cast<void>(store->get("rank/2", 10s));
+    tccl::Communicator::create(rank.context(), *store, rank.rank, 3,
+                               {.name = "world", .timeout = 2s});
+  });
+  ranks.finish();
+  const std::string expected =
+      "init of group \"world\" timed out after 2.0 s: rank 2 (host " + tccl::host_name() +
+      ", pid " + std::to_string(ranks.outcomes[2].pid) +
+      ") joined but never completed the rendezvous; ranks 0,1 waited for it";
+  for (const std::size_t waiter : {std::size_t{0}, std::size_t{1}}) {
+    const auto error = ranks.outcomes[waiter].find("error timeout");
+    ASSERT_TRUE(error) << ranks.transcript();
+    EXPECT_NE(error->text.find(expected), std::string::npos) << error->text;
+  }
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Rendezvous, NoKeyIsLeftInTheStore) {
+  const std::string directory = "/tmp/tccl-keys-" + std::to_string(::getpid());
+  Ranks ranks(3, [&](Rank& rank) {
+    auto store = tccl::file_store(directory);
+    auto comm = tccl::Communicator::create(rank.context(), *store, rank.rank, 3, {.timeout = 10s});
+    comm->run(tccl::barrier());
+    check(count_entries(directory.c_str()) == 0, "the store is empty");
+  });
+  ranks.expect_all_exit_cleanly();
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Rendezvous, ARankThatDiesBeforeTheGroupIsFormedIsNamed) {
   Ranks ranks(3, [](Rank& rank) {
-    if (rank.rank == 0) std::this_thread::sleep_for(300ms);  // keeps the others waiting
+    if (rank.rank == 0) std::this_thread::sleep_for(300ms);  // the others wait for it
     if (rank.rank == 2) {
       std::this_thread::sleep_for(100ms);
       std::thread([] {
@@ -101,36 +144,37 @@ long resident_kib() {
 }
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr long kAllowedGrowthKib = 256 << 10;  // freed memory is kept in quarantine
+constexpr long kAllowedGrowthKib = 256 << 10;  // ASan keeps freed memory in quarantine
 #else
 constexpr long kAllowedGrowthKib = 2 << 10;
 #endif
 
-TEST(MeetingProcess, ManyGroupsLeaveNothingBehind) {
+TEST(Rendezvous, ManyGroupsLeakNothing) {
   Ranks ranks(3, [](Rank& rank) {
     auto world = rank.join("world");
     const auto use = [&](int i) {
-      auto met = rank.join("met" + std::to_string(i));
+      auto joined = rank.join("joined" + std::to_string(i));
       auto split = world->split(i % 2, rank.rank, {.name = "split"});
       float x[1000] = {1};
-      for (const auto& group : {met, split}) {
+      for (const auto& group : {joined, split}) {
         group->run(tccl::allreduce(x, x, 1000, DType::float32, ReduceOp::max));
         const auto work = group->start(tccl::send(x, sizeof x, group->rank()));
         group->run(tccl::recv(x, sizeof x, group->rank()));
         work->wait();
       }
-      met->close();
+      joined->close();
       split->close();
     };
     for (int i = 0; i < 20; ++i) use(i);
-    std::this_thread::sleep_for(600ms);  // memory is given back within a few heartbeats
+    std::this_thread::sleep_for(600ms);  // memory is returned within a few heartbeats
     world->run(tccl::barrier());
     const int descriptors = count_entries("/proc/self/fd");
     const int threads = count_entries("/proc/self/task");
     const long before = resident_kib();
     for (int i = 20; i < 120; ++i) use(i);
     std::this_thread::sleep_for(600ms);
-    check(count_entries("/proc/self/fd") < descriptors + 5, "descriptors");  // a leak makes 100
+    check(count_entries("/proc/self/fd") < descriptors + 5,
+          "descriptors");  // a leak of one per group would be 100
     check(count_entries("/proc/self/task") <= threads, "threads");
     rank.say("grew by " + std::to_string(resident_kib() - before) + " KiB");
     check(resident_kib() - before < kAllowedGrowthKib, "memory");
@@ -139,8 +183,8 @@ TEST(MeetingProcess, ManyGroupsLeaveNothingBehind) {
   ranks.expect_all_exit_cleanly(60s);
 }
 
-/// Linux reports a peer that closed without having read everything before what that peer said.
-TEST(PacketSocket, WhatWasSaidBeforeTheEndIsRead) {
+/// If a peer closes with unread packets, Linux reports ECONNRESET before the packets that it sent.
+TEST(PacketSocket, PacketsSentBeforeTheCloseAreReceived) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
   const tccl::Fd here(ends[0]);
@@ -148,9 +192,9 @@ TEST(PacketSocket, WhatWasSaidBeforeTheEndIsRead) {
   tccl::send_packet(here.get(), 1, tccl::Clock::now());  // never read
   tccl::send_packet(there.get(), std::uint64_t{2}, tccl::Clock::now());
   there.reset();
-  EXPECT_EQ(tccl::length_of_next_packet(here.get()), sizeof(std::uint64_t));
+  EXPECT_EQ(tccl::next_packet_bytes(here.get()), sizeof(std::uint64_t));
   EXPECT_EQ(tccl::receive_packet<std::uint64_t>(here.get(), tccl::Clock::now()), 2U);
-  EXPECT_EQ(tccl::length_of_next_packet(here.get()), 0U);
+  EXPECT_EQ(tccl::next_packet_bytes(here.get()), 0U);
 }
 
 }  // namespace

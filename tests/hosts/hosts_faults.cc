@@ -1,8 +1,8 @@
-// What goes wrong between hosts, with ranks as processes in network namespaces:
+// Failures between hosts, with ranks as processes in network namespaces:
 //
 //   TCCL_NAMESPACES=/run/netns/a,/run/netns/b hosts_faults
 //
-// tests/hosts/test_faults.py makes the namespaces and runs each test.
+// tests/hosts/test_faults.py creates the namespaces and runs each test.
 #include <numeric>
 #include <sstream>
 
@@ -21,8 +21,8 @@ void enter_host(int host) {
   enter_network(path);
 }
 
-/// The ranks of a job, each on its host.
-Ranks local_size(const std::vector<int>& hosts, const std::function<void(Rank&)>& body) {
+/// Starts one rank per entry of `hosts`, in the network namespace of that host.
+Ranks start_on_hosts(const std::vector<int>& hosts, const std::function<void(Rank&)>& body) {
   return {static_cast<int>(hosts.size()), [=](Rank& rank) {
             enter_host(hosts[static_cast<std::size_t>(rank.rank)]);
             body(rank);
@@ -35,29 +35,29 @@ void expect_sum(tccl::Communicator& comm) {
   for (const float value : x) check(value == static_cast<float>(comm.size()), "the sum");
 }
 
-std::string reason_for_throwing(const std::function<void()>& action) {
+std::string error_text_of(const std::function<void()>& action) {
   try {
     action();
   } catch (const tccl::Error& error) {
     return error.what();
   }
-  throw std::runtime_error("nothing was thrown");
+  throw std::runtime_error("no error was thrown");
 }
 
-TEST(Hosts, AbortInTheMiddleOfALargeReceiveLeavesItsMemoryAlone) {
-  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
+TEST(Hosts, AnAbortedLargeReceiveDoesNotWriteToFreedMemory) {
+  Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     auto comm = rank.join("first");
     auto memory = std::make_unique<std::vector<std::byte>>(kLarge, std::byte{7});
     const bool sends = rank.rank == 0;
-    const std::string reason = reason_for_throwing([&] {
-      // A rank that comes late may find the group aborted before it starts.
+    const std::string reason = error_text_of([&] {
+      // A slow rank may find the group aborted before it starts.
       auto work = comm->start(sends ? tccl::send(memory->data(), kLarge, 1)
                                     : tccl::recv(memory->data(), kLarge, 0));
       std::this_thread::sleep_for(20ms);
-      if (!sends) comm->abort("the test wants it");
+      if (!sends) comm->abort("requested by the test");
       work->wait();
     });
-    check(reason.find("the test wants it") != std::string::npos, "the reason");
+    check(reason.find("requested by the test") != std::string::npos, "the reason");
     memory.reset();
     auto second = rank.join("second");
     expect_sum(*second);
@@ -67,18 +67,18 @@ TEST(Hosts, AbortInTheMiddleOfALargeReceiveLeavesItsMemoryAlone) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, AbortInTheMiddleOfALargeCollectiveLeavesItsMemoryAlone) {
-  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
+TEST(Hosts, AnAbortedLargeCollectiveDoesNotWriteToFreedMemory) {
+  Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("first");
     auto memory = std::make_unique<std::vector<float>>(kLarge / 4, 1.0F);
-    const std::string reason = reason_for_throwing([&] {
+    const std::string reason = error_text_of([&] {
       auto work = comm->start(tccl::allreduce(memory->data(), memory->data(), memory->size(),
                                               DType::float32, ReduceOp::sum));
       std::this_thread::sleep_for(10ms);
-      if (rank.rank == 3) comm->abort("the test wants it");
+      if (rank.rank == 3) comm->abort("requested by the test");
       work->wait();
     });
-    check(reason.find("the test wants it") != std::string::npos, "the reason");
+    check(reason.find("requested by the test") != std::string::npos, "the reason");
     memory.reset();
     auto second = rank.join("second");
     expect_sum(*second);
@@ -86,13 +86,13 @@ TEST(Hosts, AbortInTheMiddleOfALargeCollectiveLeavesItsMemoryAlone) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, KilledRankIsNamedOnEveryHost) {
-  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
+TEST(Hosts, AKilledRankIsNamedOnEveryHost) {
+  Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     expect_sum(*comm);
     rank.say("ready");
     std::vector<float> x(1000);
-    const std::string reason = reason_for_throwing([&] {
+    const std::string reason = error_text_of([&] {
       for (;;)
         comm->run(tccl::allreduce(x.data(), x.data(), x.size(), DType::float32, ReduceOp::sum));
     });
@@ -110,12 +110,12 @@ TEST(Hosts, KilledRankIsNamedOnEveryHost) {
     EXPECT_NE(line->text.find(who), std::string::npos) << line->text;
     EXPECT_NE(line->text.find("allreduce #"), std::string::npos) << line->text;
     EXPECT_LT(line->time_ms - killed, 10'000);  // the goal is 1000
-    std::printf("rank %d knew after %.0f ms\n", survivor, line->time_ms - killed);
+    std::printf("rank %d failed after %.0f ms\n", survivor, line->time_ms - killed);
   }
 }
 
-TEST(Hosts, StoppedRankOfAnotherHostIsNamedByEveryone) {
-  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
+TEST(Hosts, AStoppedRankOfAnotherHostIsNamedByEveryRank) {
+  Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world", 3s);
     expect_sum(*comm);
     rank.say("ready");
@@ -133,21 +133,33 @@ TEST(Hosts, StoppedRankOfAnotherHostIsNamedByEveryone) {
   }
 }
 
-/// libfabric would refuse the connections between them, and try again for ever.
-TEST(Hosts, DifferentLimitsOfLibfabricAreNamed) {
-  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
+TEST(Hosts, NoKeyIsLeftInTheStore) {
+  const std::string directory = "/tmp/tccl-keys-of-hosts-" + std::to_string(::getpid());
+  Ranks ranks = start_on_hosts({0, 0, 1}, [=](Rank& rank) {
+    auto store = tccl::file_store(directory);
+    auto comm = tccl::Communicator::create(rank.context(), *store, rank.rank, 3, {.timeout = 20s});
+    comm->run(tccl::barrier());
+    check(count_entries(directory.c_str()) == 0, "the store is empty");
+  });
+  ranks.expect_all_exit_cleanly();
+  std::filesystem::remove_all(directory);
+}
+
+/// libfabric would refuse the connections between them and retry for ever.
+TEST(Hosts, DifferentLibfabricLimitsAreReported) {
+  Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     if (rank.rank == 1) ::setenv("FI_OFI_RXM_EAGER_LIMIT", "16384", /*overwrite=*/1);
-    const std::string reason = reason_for_throwing([&] { rank.join("world"); });
+    const std::string reason = error_text_of([&] { rank.join("world"); });
     check(reason.find("FI_OFI_RXM_EAGER_LIMIT is ") != std::string::npos, reason.c_str());
   });
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, DifferentCallsAreNamedOnEveryHost) {
-  Ranks ranks = local_size({0, 1, 1}, [](Rank& rank) {
+TEST(Hosts, DifferentCountsAreReportedOnEveryHost) {
+  Ranks ranks = start_on_hosts({0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     std::vector<float> x(rank.rank == 2 ? 99 : 100);
-    const std::string reason = reason_for_throwing([&] {
+    const std::string reason = error_text_of([&] {
       comm->run(tccl::allreduce(x.data(), x.data(), x.size(), DType::float32, ReduceOp::sum));
       comm->run(tccl::barrier());
     });
@@ -157,11 +169,11 @@ TEST(Hosts, DifferentCallsAreNamedOnEveryHost) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, DifferentCallsOnTwoHostsAreNamed) {
-  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
+TEST(Hosts, DifferentOperationsAreReported) {
+  Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     std::vector<float> x(100);
-    const std::string reason = reason_for_throwing([&] {
+    const std::string reason = error_text_of([&] {
       if (rank.rank == 0)
         comm->run(tccl::broadcast(x.data(), x.size(), DType::float32, 0));
       else
@@ -174,8 +186,8 @@ TEST(Hosts, DifferentCallsOnTwoHostsAreNamed) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, PairThatDisagreesAboutItsSizeIsNamed) {
-  Ranks ranks = local_size({0, 1, 1}, [](Rank& rank) {
+TEST(Hosts, APairWithDifferentSizesIsNamed) {
+  Ranks ranks = start_on_hosts({0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     std::vector<float> x(30);
     std::vector<tccl::ConstBlock> in;
@@ -184,7 +196,7 @@ TEST(Hosts, PairThatDisagreesAboutItsSizeIsNamed) {
       in.push_back({x.data(), 5});
       out.push_back({x.data() + 10, rank.rank == 0 && other == 2 ? std::size_t{6} : 5});
     }
-    const std::string reason = reason_for_throwing([&] {
+    const std::string reason = error_text_of([&] {
       comm->run(tccl::alltoallv(in, out, DType::float32));
       comm->run(tccl::barrier());
     });
@@ -194,13 +206,13 @@ TEST(Hosts, PairThatDisagreesAboutItsSizeIsNamed) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, AnySourceTakesMessagesOfBothKindsInTheOrderOfEachSender) {
+TEST(Hosts, AnySourceReceivesEagerAndRendezvousMessagesInOrderOfEachSender) {
   constexpr int kMessages = 200;
-  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     if (rank.rank != 0) {
       for (int i = 0; i < kMessages; ++i) {
-        std::vector<int> data(i % 20 == 0 ? 30'000 : 10, i);  // some are announced first
+        std::vector<int> data(i % 20 == 0 ? 30'000 : 10, i);  // some use the rendezvous protocol
         comm->run(tccl::send(data.data(), data.size() * sizeof(int), 0, i % 20 == 0 ? 1 : 0));
       }
     } else {
@@ -223,8 +235,8 @@ TEST(Hosts, AnySourceTakesMessagesOfBothKindsInTheOrderOfEachSender) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, RootThatSendsAndLeavesDisturbsNobody) {
-  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
+TEST(Hosts, ARootThatSendsAndClosesFailsNoOtherRank) {
+  Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     std::vector<int> x(300'000, rank.rank == 0 ? 5 : 0);
     int small = rank.rank == 0 ? 6 : 0;
     auto comm = rank.join("world");
@@ -242,25 +254,25 @@ TEST(Hosts, RootThatSendsAndLeavesDisturbsNobody) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, RankThatHasLeftIsNamed) {
-  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
+TEST(Hosts, ARankThatHasLeftIsNamed) {
+  Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     expect_sum(*comm);
     if (rank.rank == 1) return comm->close();
-    const std::string reason = reason_for_throwing([&] { expect_sum(*comm); });
+    const std::string reason = error_text_of([&] { expect_sum(*comm); });
     check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
     check(reason.find("left group world") != std::string::npos, reason.c_str());
   });
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Hosts, NobodyWaitsToSendToARankThatHasLeft) {
-  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
+TEST(Hosts, ASendToARankThatHasLeftFails) {
+  Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     expect_sum(*comm);
     if (rank.rank == 1) return comm->close();
     std::vector<std::byte> data(kLarge);
-    const std::string reason = reason_for_throwing(
+    const std::string reason = error_text_of(
         [&] { comm->run(tccl::broadcast(data.data(), data.size(), DType::uint8, 0)); });
     check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
     check(reason.find("left group world, but broadcast #") != std::string::npos, reason.c_str());
@@ -269,11 +281,11 @@ TEST(Hosts, NobodyWaitsToSendToARankThatHasLeft) {
 }
 
 TEST(Hosts, ManyGroupsUseOneEndpoint) {
-  Ranks ranks = local_size({0, 0, 1, 1}, [](Rank& rank) {
+  Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto world = rank.join("world");
     std::vector<std::shared_ptr<tccl::Communicator>> groups;
     for (int i = 0; i < 150; ++i) groups.push_back(world->split(0, i % 2 ? -rank.rank : 0, {}));
-    for (int i = 0; i < 10; ++i) groups.push_back(rank.join("met" + std::to_string(i)));
+    for (int i = 0; i < 10; ++i) groups.push_back(rank.join("joined" + std::to_string(i)));
     for (const auto& group : groups) expect_sum(*group);
     const int before = count_entries("/proc/self/fd");
     for (const auto& group : groups) {
@@ -293,7 +305,7 @@ TEST(Hosts, ManyGroupsUseOneEndpoint) {
 }
 
 TEST(SlowHosts, MessagesOfMoreThan2GiB) {
-  Ranks ranks = local_size({0, 1}, [](Rank& rank) {
+  Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     constexpr std::size_t kBytes = (std::size_t{2} << 30) + 12'345;
     auto comm = rank.join("world", 120s);
     std::vector<std::byte> data(kBytes, std::byte(rank.rank == 0 ? 9 : 0));

@@ -240,8 +240,8 @@ TEST(ControlPlane, RefusedMeansDead) {
   RemoteProcess::Identity gone{
       .id = random_digest(), .host = "b", .pid = 1, .address = "127.0.0.1"};
   {
-    const Fd port = listen_within("127.0.0.1", {});
-    gone.port = SocketAddress::local_end_of(port.get()).port();
+    const Fd port = listen_in_range("127.0.0.1", {});
+    gone.port = SocketAddress::of_local_end(port.get()).port();
   }
   const auto peer = a.control.add_peer(gone, kSecret);
   a.control.connect(peer);
@@ -255,7 +255,7 @@ TEST(ControlPlane, NoAnswerMeansUnreachable) {
   const auto any_port = SocketAddress::parse("127.0.0.1", 0);
   ASSERT_EQ(::bind(listener.get(), any_port.get(), any_port.length()), 0);
   ASSERT_EQ(::listen(listener.get(), 0), 0);
-  const auto there = SocketAddress::local_end_of(listener.get());
+  const auto there = SocketAddress::of_local_end(listener.get());
   std::vector<Fd> fillers;
   for (int i = 0; i < 4; ++i) fillers.push_back(start_connecting(there, 60s));
   std::this_thread::sleep_for(50ms);
@@ -403,8 +403,8 @@ TEST(ControlPlane, LongTextsAreCut) {
 }
 
 TEST(ControlPlane, PortsOfARange) {
-  const Fd taken = listen_within("127.0.0.1", {});
-  const std::uint16_t first = SocketAddress::local_end_of(taken.get()).port();
+  const Fd taken = listen_in_range("127.0.0.1", {});
+  const std::uint16_t first = SocketAddress::of_local_end(taken.get()).port();
   EXPECT_THROW(Node("a", "127.0.0.1", {first, first}), Error);
   const PortRange ports{first, static_cast<std::uint16_t>(first + 20)};
   const Node b("b", "127.0.0.1", ports);

@@ -1,4 +1,4 @@
-// Both stores keep the same promises.
+// file_store() and tcp_store() behave alike; what is particular to each.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A port that is free right now.
+/// A port that is free at the moment.
 std::uint16_t free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -57,7 +57,7 @@ class StoreTest : public ::testing::TestWithParam<const char*> {
   std::shared_ptr<Store> second_;
 };
 
-TEST_P(StoreTest, WhatOneSetsTheOtherGets) {
+TEST_P(StoreTest, GetReturnsWhatAnotherClientSet) {
   const std::string bytes("a\0b\n/..", 7);
   first_->set("key/with slash", bytes);
   EXPECT_EQ(second_->get("key/with slash", 1000ms), bytes);
@@ -74,7 +74,7 @@ TEST_P(StoreTest, GetWaitsForTheKey) {
   setter.join();
 }
 
-TEST_P(StoreTest, GetGivesUpAndNamesTheKey) {
+TEST_P(StoreTest, GetTimesOutAndNamesTheKey) {
   try {
     second_->get("missing", 50ms);
     FAIL() << "no error";
@@ -86,13 +86,13 @@ TEST_P(StoreTest, GetGivesUpAndNamesTheKey) {
   EXPECT_EQ(second_->get("missing", 1000ms), "now");
 }
 
-TEST_P(StoreTest, WithoutTimeToWaitGetLooksOnce) {
+TEST_P(StoreTest, AGetWithTimeoutZeroDoesNotWait) {
   EXPECT_THROW(second_->get("key", 0ms), Error);
   first_->set("key", "value");
   EXPECT_EQ(second_->get("key", 0ms), "value");
 }
 
-TEST_P(StoreTest, OneObjectCanSetWhileItWaits) {
+TEST_P(StoreTest, OneObjectCanSetWhileAGetWaits) {
   std::thread setter([&] {
     std::this_thread::sleep_for(50ms);
     first_->set("own", "value");
@@ -108,8 +108,8 @@ TEST_P(StoreTest, RemovedKeysAreGone) {
   EXPECT_THROW(first_->get("key", 20ms), Error);
 }
 
-/// A signal must not turn a wait with a limit into one without.
-TEST_P(StoreTest, SignalsDoNotExtendAWait) {
+/// A signal must not restart the timeout.
+TEST_P(StoreTest, SignalsDoNotExtendTheTimeout) {
   struct sigaction action {};
   action.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &action, nullptr);
@@ -135,7 +135,7 @@ TEST_P(StoreTest, LargeValues) {
 INSTANTIATE_TEST_SUITE_P(Both, StoreTest, ::testing::Values("file", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(FileStore, KeysAreForTheOwnerOnly) {
+TEST(FileStore, FilesAreReadableByTheirOwnerOnly) {
   const std::string directory = "/tmp/tccl-private-" + std::to_string(::getpid());
   file_store(directory)->set("secret", "x");
   using std::filesystem::perms;
@@ -146,11 +146,11 @@ TEST(FileStore, KeysAreForTheOwnerOnly) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(TcpStore, NobodyThereIsAnError) {
+TEST(TcpStore, AMissingServerIsAnError) {
   EXPECT_THROW(tcp_store("127.0.0.1", free_port(), false, 50ms), Error);
 }
 
-TEST(TcpStore, WhatCannotBeServedIsSaid) {
+TEST(TcpStore, AListenFailureIsReported) {
   const std::uint16_t port = free_port();
   const auto store = tcp_store("127.0.0.1", port, true, 5000ms);
   const auto reason_at = [&](const std::string& host) -> std::string {
@@ -165,7 +165,7 @@ TEST(TcpStore, WhatCannotBeServedIsSaid) {
   EXPECT_NE(reason_at("").find("not known"), std::string::npos);
 }
 
-TEST(TcpStore, GarbageDoesNotDisturb) {
+TEST(TcpStore, InvalidRequestsAreIgnored) {
   const std::uint16_t port = free_port();
   const auto store = tcp_store("127.0.0.1", port, true, 5000ms);
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);

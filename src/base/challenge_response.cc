@@ -1,0 +1,46 @@
+#include "base/challenge_response.h"
+
+#include <string>
+
+namespace tccl {
+namespace {
+
+// Of one length, as are the nonces: two different inputs never give the same bytes.
+constexpr std::string_view kAcceptor = "acceptor ";
+constexpr std::string_view kConnector = "connector";
+static_assert(kAcceptor.size() == kConnector.size());
+
+Digest proof_of(std::string_view role, std::string_view secret, const Digest& acceptor_nonce,
+                const Digest& connector_nonce, std::string_view context) {
+  std::string message(role);
+  message.append(as_text(acceptor_nonce)).append(as_text(connector_nonce)).append(context);
+  return hmac_sha256(secret, message);
+}
+
+}  // namespace
+
+Challenge make_challenge() { return {random_digest()}; }
+
+Response respond(std::string_view secret, const Challenge& challenge, std::string_view context) {
+  const Digest nonce = random_digest();
+  return {nonce, proof_of(kConnector, secret, challenge.nonce, nonce, context)};
+}
+
+bool verify(std::string_view secret, const Challenge& challenge, const Response& response,
+            std::string_view context) {
+  return same_digest(response.proof,
+                     proof_of(kConnector, secret, challenge.nonce, response.nonce, context));
+}
+
+Confirmation confirm(std::string_view secret, const Challenge& challenge, const Response& response,
+                     std::string_view context) {
+  return {proof_of(kAcceptor, secret, challenge.nonce, response.nonce, context)};
+}
+
+bool verify(std::string_view secret, const Challenge& challenge, const Response& response,
+            const Confirmation& confirmation, std::string_view context) {
+  return same_digest(confirmation.proof,
+                     proof_of(kAcceptor, secret, challenge.nonce, response.nonce, context));
+}
+
+}  // namespace tccl

@@ -1,0 +1,48 @@
+// Mutual authentication of two processes that know the same secret (HMAC-SHA256
+// challenge-response).
+//
+//   acceptor                                                connector
+//     Challenge c = make_challenge()                  ->
+//                                                     <-      Response r = respond(secret, c,
+//                                                     context)
+//     verify(secret, c, r, context)
+//     Confirmation f = confirm(secret, c, r, context) ->
+//                                                             verify(secret, c, r, f, context)
+//
+// A proof covers the prover's role, both nonces and the context, so it can be neither replayed on
+// another connection nor reflected to its sender. The context is what both sides must agree on
+// besides the secret: the protocol's name, the identities. The structs are sent as bytes. Thread
+// safety: functions without shared state.
+#pragma once
+
+#include <string_view>
+
+#include "base/crypto.h"
+
+namespace tccl {
+
+/// Acceptor to connector.
+struct Challenge {
+  Digest nonce{};
+};
+/// Connector to acceptor.
+struct Response {
+  Digest nonce{};
+  Digest proof{};
+};
+/// Acceptor to connector.
+struct Confirmation {
+  Digest proof{};
+};
+
+Challenge make_challenge();
+Response respond(std::string_view secret, const Challenge& challenge, std::string_view context);
+[[nodiscard]] bool verify(std::string_view secret, const Challenge& challenge,
+                          const Response& response, std::string_view context);
+Confirmation confirm(std::string_view secret, const Challenge& challenge, const Response& response,
+                     std::string_view context);
+[[nodiscard]] bool verify(std::string_view secret, const Challenge& challenge,
+                          const Response& response, const Confirmation& confirmation,
+                          std::string_view context);
+
+}  // namespace tccl

@@ -1,0 +1,197 @@
+#include "rendezvous/host_agreement.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "rendezvous/host_discovery.h"
+#include "rendezvous/init_errors.h"
+#include "rendezvous/interfaces.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+template <class Action>
+Status status_of(const Action& action) {
+  try {
+    action();
+    return {};
+  } catch (const Error& error) {
+    return failure_status(error);
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Round round) {
+  switch (round) {
+    case Round::addresses:
+      return "addresses";
+    case Round::peer_infos:
+      return "peer_infos";
+    case Round::status:
+      return "status";
+  }
+  return "unknown";
+}
+
+Status status_of_current_exception(const RendezvousOptions& options) noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return failure_status(error);
+  } catch (...) {
+    return failure_status(init_error(
+        options.group, Errc::aborted,
+        formatted("rank {} (host {}, pid {}) was interrupted before the group was formed",
+                  options.rank, host_name(), ::getpid()),
+        {options.rank}));
+  }
+}
+
+HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& host_map, Hooks hooks)
+    : options_(options),
+      host_map_(host_map),
+      host_(host_map.host_of(options.rank)),
+      hooks_(std::move(hooks)) {}
+
+StoreClient HostAgreement::client() const {
+  return store_client_for(options_, [this] {
+    hooks_.on_poll();
+    throw_if_failure_published(store_client_for(options_, {}));
+  });
+}
+
+/// The scope in which the other hosts wait for this host's contribution to `round`. If `action`,
+/// which makes the contribution, throws, they get the failure instead.
+template <class Action>
+auto HostAgreement::contributing_to(Round round, const Action& action) {
+  try {
+    try {
+      return action();
+    } catch (const Error& error) {
+      if (error.code() != Errc::timeout || !error.ranks().empty()) throw;
+      throw init_timeout(options_,
+                         formatted("the {} hosts did not complete the exchange of {}; host {} "
+                                   "waited",
+                                   host_map_.hosts(), name_of(round), host_name()),
+                         {options_.rank});
+    }
+  } catch (...) {
+    const Status status = status_of_current_exception(options_);
+    hooks_.on_failure(status);
+    contribute_failure(round, status);
+    throw;
+  }
+}
+
+void HostAgreement::contribute_failure(Round round, const Status& status) noexcept {
+  try {
+    const std::string text(as_bytes(status));
+    if (round == Round::status && host_ == 0)
+      store_broadcast_send(client(), name_of(round), host_map_.hosts(), text);
+    else
+      store_contribute(client(), name_of(round), host_, text);
+  } catch (const std::exception&) {
+    // The store failed: the other hosts fail at the timeout.
+  }
+}
+
+/// Runs this host's step, which returns its text. Returns the texts of all hosts, in order; throws
+/// the error of the first host whose step failed.
+std::vector<std::string> HostAgreement::exchange(Round round, FunctionRef<std::string()> step) {
+  std::vector<std::string> texts = contributing_to(round, [&] {
+    std::string own;
+    const Status status = status_of([&] { own = step(); });
+    return store_allgather(client(), name_of(round), host_, host_map_.hosts(),
+                           std::string(as_bytes(status)) + own);
+  });
+  for (std::string& text : texts) {
+    std::string_view rest(text);
+    throw_if_failed(cut_packet<Status>(rest));
+    text = rest;
+  }
+  if (texts.size() != static_cast<std::size_t>(host_map_.hosts()))
+    throw init_error(options_.group, Errc::system,
+                     formatted("the store contains {} of {} hosts in round {}", texts.size(),
+                               host_map_.hosts(), name_of(round)));
+  return texts;
+}
+
+std::string HostAgreement::agree_on_address() {
+  const std::vector<std::string> texts =
+      exchange(Round::addresses, [&] { return encoded(options_.offer_addresses()); });
+  return contributing_to(Round::peer_infos, [&] {
+    std::vector<AddressOffer> offers;
+    for (const std::string& text : texts) offers.push_back(decode_offer(text));
+    return choose_address(offers, static_cast<std::size_t>(host_),
+                          [](const std::string& to) { return source_address_to(to); });
+  });
+}
+
+Roster HostAgreement::exchange_peer_infos(FunctionRef<std::vector<LocalPeer>()> gather) {
+  Roster roster;
+  const std::vector<std::string> texts = exchange(Round::peer_infos, [&] {
+    roster.local = gather();
+    std::string own;
+    for (const LocalPeer& peer : roster.local) own += as_bytes(peer.peer_info);
+    return own;
+  });
+  const auto self = std::ranges::find(roster.local, options_.rank,
+                                      [](const LocalPeer& peer) { return peer.peer_info.rank; });
+  roster.all =
+      contributing_to(Round::status, [&] { return decode_peer_infos(texts, self->peer_info); });
+  return roster;
+}
+
+std::vector<PeerInfo> HostAgreement::decode_peer_infos(const std::vector<std::string>& texts,
+                                                       const PeerInfo& own) const {
+  std::vector<PeerInfo> all(static_cast<std::size_t>(options_.size));
+  int count = 0;
+  for (const std::string& text : texts) {
+    for (std::string_view rest(text); !rest.empty(); ++count) {
+      const auto peer_info = cut_packet<PeerInfo>(rest);
+      check_valid(options_.group, peer_info, options_.size, host_map_.hosts());
+      check_compatible(options_.group, own, peer_info);
+      all[static_cast<std::size_t>(peer_info.rank)] = peer_info;
+    }
+  }
+  bool complete = count == options_.size;
+  for (int rank = 0; rank < options_.size; ++rank)
+    complete = complete && all[static_cast<std::size_t>(rank)].rank == rank;
+  if (!complete)
+    throw init_error(options_.group, Errc::system,
+                     formatted("the store contains {} PeerInfos, not one for each of {} ranks",
+                               count, options_.size));
+  return all;
+}
+
+void HostAgreement::commit(FunctionRef<void()> accept) {
+  const Status common =
+      contributing_to(Round::status, [&] { return agree_on_status(status_of(accept)); });
+  throw_if_failed(common);
+}
+
+/// The failure of the first host that has one, the same on all hosts.
+Status HostAgreement::agree_on_status(const Status& own) const {
+  const StoreClient store = client();
+  const std::string_view round = name_of(Round::status);
+  Status common = own;
+  for (const std::string& text :
+       store_gather(store, round, host_, host_map_.hosts(), std::string(as_bytes(own)))) {
+    std::string_view rest(text);
+    const auto theirs = cut_packet<Status>(rest);
+    if (common.ok != 0 && theirs.ok == 0) common = theirs;
+  }
+  if (host_ == 0)  // all hosts have read these, since all have contributed their status
+    for (const Round earlier : {Round::addresses, Round::peer_infos})
+      remove_key(*options_.store, store.key(name_of(earlier)));
+  const std::string result =
+      store_broadcast(store, round, host_, host_map_.hosts(), std::string(as_bytes(common)));
+  std::string_view rest(result);
+  return cut_packet<Status>(rest);
+}
+
+}  // namespace tccl

@@ -1,0 +1,68 @@
+// The agreement between the leaders of all hosts, in three rounds through the store.
+//
+//   HostAgreement hosts(options, host_map, hooks);
+//   std::string address = hosts.agree_on_address();                              //
+//   Round::addresses Roster roster = hosts.exchange_peer_infos([&] { return gather(address); }); //
+//   Round::peer_infos hosts.commit([&] { distribute(roster); }); // Round::status
+//
+// If the step of one host fails, every host throws that host's error. A host that cannot complete a
+// round (its step is interrupted, the store fails) contributes its failure, so that the others do
+// not wait for it until the timeout. No key is left in the store after a successful commit().
+// Thread safety: one thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "rendezvous/packets.h"
+#include "rendezvous/rendezvous.h"
+#include "rendezvous/store_collectives.h"
+#include "topology/host_map.h"
+
+namespace tccl {
+
+enum class Round : unsigned char { addresses, peer_infos, status };
+std::string_view name_of(Round round);
+
+class HostAgreement {
+ public:
+  struct Hooks {
+    /// Called while waiting for other hosts; an exception ends the wait.
+    std::function<void()> on_poll;
+    /// Called before this host contributes its failure to a round: its own ranks learn it first.
+    std::function<void(const Status&)> on_failure;
+  };
+
+  HostAgreement(const RendezvousOptions& options, const HostMap& host_map, Hooks hooks);
+
+  /// Exchanges AddressOffers; returns the address that this host advertises.
+  std::string agree_on_address();
+
+  /// `gather` returns the ranks of this host.
+  Roster exchange_peer_infos(FunctionRef<std::vector<LocalPeer>()> gather);
+
+  /// `accept` is this host's last step. Returns if it succeeded on all hosts.
+  void commit(FunctionRef<void()> accept);
+
+ private:
+  [[nodiscard]] StoreClient client() const;
+  template <class Action>
+  auto contributing_to(Round round, const Action& action);
+  void contribute_failure(Round round, const Status& status) noexcept;
+  std::vector<std::string> exchange(Round round, FunctionRef<std::string()> step);
+  [[nodiscard]] std::vector<PeerInfo> decode_peer_infos(const std::vector<std::string>& texts,
+                                                        const PeerInfo& own) const;
+  [[nodiscard]] Status agree_on_status(const Status& own) const;
+
+  const RendezvousOptions& options_;
+  const HostMap& host_map_;
+  int host_;  // index of this host
+  Hooks hooks_;
+};
+
+/// The Status of an exception that is being handled: of an Error its own, else "interrupted".
+Status status_of_current_exception(const RendezvousOptions& options) noexcept;
+
+}  // namespace tccl

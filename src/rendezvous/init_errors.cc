@@ -1,0 +1,87 @@
+#include "rendezvous/init_errors.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "rendezvous/join_record.h"
+
+namespace tccl {
+namespace {
+
+constexpr std::size_t kMaxNamed = 8;  // processes, so that the message stays readable
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return formatted("rank{} {}", ranks.size() == 1 ? "" : "s", joined(ranks));
+}
+
+/// The ranks of a group by what they did before the timeout.
+struct Participation {
+  std::vector<int> waited;
+  std::vector<int> never_joined;
+  std::vector<int> incomplete;         // joined, but does not wait
+  std::vector<std::string> processes;  // of the incomplete ranks: "host b, pid 4711"
+};
+
+Participation read_participation(const RendezvousOptions& options,
+                                 std::span<const int> local_waiters) {
+  Participation result;
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (std::ranges::find(local_waiters, rank) != local_waiters.end()) {
+      result.waited.push_back(rank);
+      continue;
+    }
+    const JoinRecord record = read_join_record(*options.store, rank);
+    if (!record.joined) {
+      result.never_joined.push_back(rank);
+    } else if (record.waiting) {
+      result.waited.push_back(rank);
+    } else {
+      result.incomplete.push_back(rank);
+      result.processes.push_back(record.process);
+    }
+  }
+  return result;
+}
+
+std::string describe_incomplete(const Participation& p) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(p.incomplete.size(), kMaxNamed); ++i)
+    text += formatted("{}rank {} ({})", i == 0 ? "" : ", ", p.incomplete[i], p.processes[i]);
+  if (p.incomplete.size() > kMaxNamed)
+    text += formatted(" and {} more", p.incomplete.size() - kMaxNamed);
+  return text + " joined but never completed the rendezvous";
+}
+
+}  // namespace
+
+Error init_error(const std::string& group, Errc code, const std::string& text,
+                 std::vector<int> ranks) {
+  return {code, formatted("init of group \"{}\": {}", group, text), std::move(ranks)};
+}
+
+Error init_timeout(const RendezvousOptions& options, const std::string& text,
+                   std::vector<int> ranks) {
+  const double seconds = std::chrono::duration<double>(options.timeout).count();
+  return {
+      Errc::timeout,
+      formatted("init of group \"{}\" timed out after {:.1f} s: {}", options.group, seconds, text),
+      std::move(ranks)};
+}
+
+Error missing_ranks_timeout(const RendezvousOptions& options, std::span<const int> local_waiters) {
+  const Participation p = read_participation(options, local_waiters);
+  std::vector<int> ranks = p.never_joined;
+  ranks.insert(ranks.end(), p.incomplete.begin(), p.incomplete.end());
+  if (ranks.empty())
+    return init_timeout(
+        options,
+        formatted("all {} ranks joined, but the rendezvous did not complete", options.size),
+        {options.rank});
+  std::string text;
+  if (!p.never_joined.empty()) text = ranks_text(p.never_joined) + " never joined; ";
+  if (!p.incomplete.empty()) text += describe_incomplete(p) + "; ";
+  text += formatted("{} waited for {}", ranks_text(p.waited), ranks.size() == 1 ? "it" : "them");
+  return init_timeout(options, text, ranks);
+}
+
+}  // namespace tccl

@@ -1,0 +1,27 @@
+// The error messages of a rendezvous, all of which begin with: init of group "world".
+// Thread safety: functions without shared state.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rendezvous/rendezvous.h"
+#include "tccl/error.h"
+
+namespace tccl {
+
+/// `init of group "world": text`
+Error init_error(const std::string& group, Errc code, const std::string& text,
+                 std::vector<int> ranks = {});
+
+/// `init of group "world" timed out after 30.0 s: text`
+Error init_timeout(const RendezvousOptions& options, const std::string& text,
+                   std::vector<int> ranks = {});
+
+/// Reads from the store which ranks joined, and names those that did not, or that joined but do not
+/// wait for the others: `... timed out after 30.0 s: rank 2 (host b, pid 4711) joined but never
+/// completed the rendezvous; ranks 0,1 waited for it`. `local_waiters` are known to wait.
+Error missing_ranks_timeout(const RendezvousOptions& options, std::span<const int> local_waiters);
+
+}  // namespace tccl

@@ -1,0 +1,173 @@
+#include "rendezvous/local_client.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "base/unix_socket.h"
+#include "base/wait.h"
+#include "rendezvous/host_discovery.h"
+#include "rendezvous/init_errors.h"
+#include "rendezvous/join_record.h"
+#include "rendezvous/secret.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// The leader waits for other ranks until options.deadline and then reports who is missing: its
+/// members wait a little longer for that report.
+constexpr milliseconds kReportGrace{2000};
+
+/// Throws Error{timeout} at the deadline. `on_poll` runs every interrupt period.
+template <class OnPoll>
+void wait_readable_until(int socket, Deadline deadline, const RendezvousOptions& options,
+                         const OnPoll& on_poll) {
+  while (!wait_readable(socket, std::min(deadline, Clock::now() + kInterruptPeriod))) {
+    if (options.poll_interrupt) options.poll_interrupt();
+    on_poll();
+    if (Clock::now() >= deadline) throw Error(Errc::timeout, "it did not answer in time");
+  }
+}
+
+/// The leader's rank. Throws Error{peer_lost} if it left.
+int authenticate(int socket, const RendezvousOptions& options) {
+  const auto do_nothing = [] {};
+  wait_readable_until(socket, options.deadline, options, do_nothing);
+  const auto challenge = receive_packet<Challenge>(socket, options.deadline);
+  const Response response = respond(options.secret, challenge, kLocalHandshake);
+  send_packet(socket, JoinRequest{response, options.rank, options.size, ::getpid()},
+              options.deadline);
+  wait_readable_until(socket, options.deadline, options, do_nothing);
+  throw_if_status(socket, options.deadline);
+  const auto reply = receive_packet<JoinReply>(socket, options.deadline);
+  if (!verify(options.secret, challenge, response, reply.confirmation, kLocalHandshake))
+    throw init_error(options.group, Errc::system,
+                     "the process that listens on the rendezvous socket does not know the group's "
+                     "secret");
+  return reply.leader_rank;
+}
+
+/// Reads on if the leader sent the reason of its failure before it closed the connection.
+void throw_pending_status(int socket) {
+  while (wait_readable(socket, Clock::now())) {
+    throw_if_status(socket, Clock::now());
+    if (next_packet_bytes(socket) != sizeof(PeerInfo)) return;
+    static_cast<void>(receive_packet<PeerInfo>(socket, Clock::now()));
+  }
+}
+
+}  // namespace
+
+LocalClient::LocalClient(const RendezvousOptions& options, Fd socket, int leader_rank)
+    : options_(&options),
+      socket_(std::move(socket)),
+      leader_rank_(leader_rank),
+      deadline_(deadline_after(time_left(options.deadline) + kReportGrace)) {}
+
+std::optional<LocalClient> LocalClient::connect(const RendezvousOptions& options) {
+  Fd socket = connect_to(rendezvous_socket_name(options.secret));
+  if (!socket) return std::nullopt;
+  try {
+    const int leader_rank = authenticate(socket.get(), options);
+    return LocalClient(options, std::move(socket), leader_rank);
+  } catch (const Error& error) {
+    // A leader that failed sends a Status, which names ranks; one that merely left does not.
+    if (error.code() != Errc::peer_lost || !error.ranks().empty()) throw;
+    return std::nullopt;
+  }
+}
+
+void LocalClient::join(int memory_fd, int pid_fd) {
+  try {
+    exchange(memory_fd, pid_fd);
+  } catch (const Error& error) {
+    // A Status names ranks; an error without any comes from the socket.
+    const bool socket_failed =
+        error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
+    if (!socket_failed) throw;
+    throw_pending_status(socket_.get());
+    const Error reason =
+        init_error(options_->group, error.code(),
+                   formatted("rank {} (host {}), the leader of its host, left before the group was "
+                             "formed: {}",
+                             leader_rank_, host_name(), error.what()),
+                   {leader_rank_});
+    // The other hosts wait for what the leader has not published.
+    try_publish_failure(*options_, failure_status(reason));
+    throw reason;
+  }
+}
+
+void LocalClient::exchange(int memory_fd, int pid_fd) {
+  send_peer_info(receive_config(), memory_fd, pid_fd);
+  accept(receive_roster());
+  wait_for_packet();
+  throw_if_failed(receive_packet<Status>(socket_.get(), deadline_));
+}
+
+void LocalClient::wait_for_packet() const {
+  wait_readable_until(socket_.get(), deadline_, *options_, [] {});
+}
+
+/// Also publishes which rank leads this host; until the configuration arrives, this rank waits for
+/// ranks of all hosts.
+HostConfig LocalClient::receive_config() {
+  WaitingMark waiting(*options_->store, options_->rank);
+  StoreClient client = store_client_for(*options_, [&] {
+    if (options_->poll_interrupt) options_->poll_interrupt();
+    waiting.set();
+    if (wait_readable(socket_.get(), Clock::now())) throw_if_status(socket_.get(), deadline_);
+  });
+  client.deadline = deadline_;
+  publish_host_leader(client, *options_, leader_rank_);
+  wait_readable_until(socket_.get(), deadline_, *options_, [&] { waiting.set(); });
+  throw_if_status(socket_.get(), deadline_);
+  return receive_packet<HostConfig>(socket_.get(), deadline_);
+}
+
+void LocalClient::send_peer_info(const HostConfig& config, int memory_fd, int pid_fd) {
+  std::vector<int> fds{memory_fd};
+  if (pid_fd >= 0) fds.push_back(pid_fd);
+  report_failure([&] {
+    send_packet(socket_.get(), options_->make_peer_info(config.address), deadline_, fds);
+  });
+}
+
+Roster LocalClient::receive_roster() const {
+  Roster roster;
+  for (int i = 0; i < options_->size; ++i) {
+    wait_for_packet();
+    throw_if_status(socket_.get(), deadline_);
+    std::vector<Fd> fds;
+    LocalPeer peer;
+    peer.peer_info = receive_packet<PeerInfo>(socket_.get(), deadline_, &fds);
+    roster.all.push_back(peer.peer_info);
+    if (fds.empty()) continue;  // a rank of another host
+    peer.memory = std::move(fds[0]);
+    if (fds.size() > 1) peer.process = std::move(fds[1]);
+    roster.local.push_back(std::move(peer));
+  }
+  return roster;
+}
+
+void LocalClient::accept(const Roster& roster) const {
+  report_failure([&] { options_->accept(roster); });
+  send_packet(socket_.get(), Status{}, deadline_);
+}
+
+/// Sends the leader the reason if `action` throws.
+template <class Action>
+void LocalClient::report_failure(const Action& action) const {
+  try {
+    action();
+  } catch (const Error& error) {
+    send_packet(socket_.get(), failure_status(error), deadline_);
+    throw;
+  }
+}
+
+}  // namespace tccl

@@ -125,34 +125,35 @@ std::string torch_table() {
 // ---- the page
 
 std::string page() {
-  return "# Operations\n\nWhat can be done with which element types. Made from the tables of the "
-         "library by `tests/unit/operations_test.cc`.\n\n"
+  return "# Operations\n\nOperations, element types and reductions. Generated from the library's "
+         "tables by `tests/unit/operations_test.cc`.\n\n"
          "## Element types and reductions\n\n"
-         "This holds for every operation that reduces: " +
-         joined<Op>(kOpCount, reduces) + ". All others move every type.\n\n" + reductions_table() +
+         "For every operation that reduces: " +
+         joined<Op>(kOpCount, reduces) + ". All others accept every element type.\n\n" +
+         reductions_table() +
          "\n"
-         "- Inputs are combined in the order of ranks, over several hosts first those of each "
-         "host, so every rank gets the same bits, in every run.\n"
-         "- 16- and 8-bit floats are added in float32 and rounded once, over several hosts 16-bit "
-         "ones twice. Integers wrap.\n"
+         "- Inputs are combined in rank order; over several hosts first those of each host. Every "
+         "rank gets the same bits in every run.\n"
+         "- 16- and 8-bit floats are added in float32 and rounded once; over several hosts 16-bit "
+         "floats are rounded twice. Integers wrap.\n"
          "- `min` and `max` propagate NaN. `bool`: `sum` and `max` are OR, `product` and `min` are "
          "AND.\n"
-         "- `premul_sum` multiplies each rank's input by that rank's factor first.\n"
-         "- What is marked `-` has no meaning and is refused, before anything is sent, with a "
+         "- `premul_sum` first multiplies each rank's input by that rank's factor.\n"
+         "- `-`: the combination is undefined. It is refused before anything is sent, with a "
          "`ValueError` that names the\n  operation, the rank and the group.\n\n"
          "## Operations of the library\n\n" +
          operations_table() +
-         "\nThose that end in `v` take a size per rank. Settings choose other algorithms: "
+         "\nOperations that end in `v` take a size per rank. Settings override the algorithm: "
          "[settings](settings.md).\n\n"
          "## Calls of torch.distributed\n\n" +
          torch_table() +
-         "\nA sparse `all_reduce` knows `sum` only. Tensors may be contiguous or not, empty, and "
+         "\nA sparse `all_reduce` supports `sum` only. Tensors may be non-contiguous, empty, and "
          "of "
          "any shape; the sizes in a list\nmay differ from rank to rank. `batch_isend_irecv` and "
          "the "
-         "calls on objects (`all_gather_object` and the like) are made of\nthese. "
-         "`torch_ccl.monitored_barrier` takes the place of `monitored_barrier`, which torch keeps "
-         "for Gloo.\n";
+         "object collectives (`all_gather_object` and the like) use\nthese operations. "
+         "torch allows `monitored_barrier` for Gloo only; `torch_ccl.monitored_barrier` replaces "
+         "it.\n";
 }
 
 /// UPDATE_DOCS=1 writes the page instead of comparing it.

@@ -1,10 +1,9 @@
 // Allreduce and barrier over hosts for small messages: an all-to-all among one leader per host.
 //
 // A chunk takes two board steps:
-//   step 0   the leader reduces the inputs of its host's ranks and sends the sum to all other
-//   leaders step 1   every leader reduces the sums of all hosts in host order and posts the result,
-//   which the
-//            other ranks of its host copy
+//   step 0   the leader reduces the inputs of its host's ranks and sends the sum to all leaders
+//   step 1   the leader reduces the sums of all hosts in host order and posts the result, which
+//            the other ranks of its host copy
 // So the latency is that of one message. Every host computes the same sums in the same order.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"

@@ -122,7 +122,7 @@ class ZeroCopyAllreduce {
   Board& board_;
   const CollectiveTask& task_;
   std::vector<BufferOffsets> offsets_;
-  /// At most this much lies before the first and after the last whole page.
+  /// At most this many bytes precede the first whole page and follow the last.
   const std::size_t edge_bytes_ = page_bytes();
 };
 

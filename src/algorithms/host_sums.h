@@ -1,8 +1,9 @@
 // Partial sums that hosts exchange in a hierarchical reduction: their format in a network message
 // (unchanged, or float32 packed into fewer bytes, CCL_WIRE_DTYPE), and the reduction over hosts.
 //
-//   sums.pack(message->data(), host_sum, bytes);   channel.send(message, sums.wire_bytes(bytes),
-//   peer); sums.reduce(out, host_sum, messages_from_other_hosts, bytes);
+//   sums.pack(message->data(), host_sum, bytes);
+//   channel.send(message, sums.wire_bytes(bytes), peer);
+//   sums.reduce(out, host_sum, messages_from_other_hosts, bytes);
 //
 // One operation, on one thread.
 #pragma once

@@ -1,8 +1,8 @@
-// The slices of a pipelined reduction: where each lies, and the copy-in stage that allreduce and
-// reduce share. patterns.h defines chunk, slice and share.
+// The slices of a pipelined reduction: their offsets and sizes, and the copy-in stage that
+// allreduce and reduce share. patterns.h defines chunk, slice and share.
 //
 //   const Slices slices(count, element_bytes, chunk_elements, slices_per_chunk);
-//   const Slice slice = slices.at(chunk, rank);   // slice.in_chunk.begin: offset in the slot
+//   const Slice slice = slices.at(chunk, rank);   // slice.in_chunk: offset in the slot
 //                                                 // slice.in_message: offset in the tensor
 #pragma once
 

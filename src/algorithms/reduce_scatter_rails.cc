@@ -5,9 +5,8 @@
 // inputs for that rank and sends it the sum. Every rank then reduces one sum per host, in host
 // order:
 //
-//   send     copy in | post | reduce the local inputs for each rank this one is counterpart of,
-//   send |
-//            reduce the local inputs for this rank
+//   send     copy in | post | for each remote rank whose counterpart this rank is: reduce the local
+//            inputs, send | reduce the local inputs for this rank
 //   reduce   this rank's chunk: its host's sum and one message per other host, kLag steps later
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"

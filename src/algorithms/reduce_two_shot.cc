@@ -1,4 +1,4 @@
-// Two-shot allreduce and reduce on one host: a pipelined reduce-scatter followed by an all-gather.
+// Two-shot allreduce and reduce on one host: reduce-scatter and all-gather, pipelined over chunks.
 //
 // The message is divided into chunks that fit a slot, each chunk into one slice per rank, which
 // that rank reduces (patterns.h). Step i of a rank does three things at once:
@@ -7,8 +7,7 @@
 //   reduce      its own slice of chunk i - 1, from every rank's slot.input   -> slot.result
 //   copy out    the other ranks' reduced slices of chunk i - 2               -> output
 //
-//   step i:  copy in chunk i | await step i-1 | reduce slice of chunk i-1 | post | copy out chunk
-//   i-2
+//   step i:  copy in i | await step i - 1 | reduce own slice of i - 1 | post | copy out i - 2
 //
 // So a step waits only for data that peers posted a whole step earlier. A reduce is the same,
 // except that only the root copies out.

@@ -11,15 +11,13 @@
 // int8: blocks of kPackBlock elements; the last block may be shorter. A block is a float32 `scale`
 // followed by one signed byte x / scale per element, rounded to nearest even, from -127 to 127.
 //   - The scale is max|x| / 127 truncated to 17 significant bits, so byte * scale is exact and
-//   never
-//     overflows. The error is at most max|x| / 254 of the block, plus less than 2^-16 of that
-//     bound.
+//     never overflows. The error is at most max|x| / 254 of the block, plus less than 2^-16 of
+//     that bound.
 //   - The smallest scale is 2^-126, the smallest normal number: in a block whose numbers are all
 //     below 127 * 2^-126 (1.5e-36) the error is up to 2^-127 (6e-39). If all elements would round
 //     to zero, the scale is 0. Negative zero becomes zero.
 //   - If a block contains a NaN or an infinity, its scale is NaN, so the whole block unpacks to
-//   NaN:
-//     a non-finite input never yields a finite result.
+//     NaN: a non-finite input never yields a finite result.
 //
 // unpack() then pack() gives the same bytes, in all formats. All variants of the kernels give the
 // same bytes. Numbers are in the machine's byte order. Thread-safe.

@@ -115,17 +115,17 @@ tccl::Operation CollectiveRun::operation() {
 
 tccl::Operation CollectiveRun::v_form() {
   const std::size_t element = element_bytes(case_.dtype);
-  const auto place = [&](std::span<std::byte> bytes) {
+  const auto as_block = [&](std::span<std::byte> bytes) {
     const bool is_null = bytes.empty() && case_.null_if_unused;
     return tccl::Block{is_null ? nullptr : bytes.data(), bytes.size() / element};
   };
   input_list_.clear();
   output_list_.clear();
   for (std::size_t block = 0; block < input_.size(); ++block) {
-    input_list_.push_back({place(input_[block]).data, place(input_[block]).count});
+    input_list_.push_back({as_block(input_[block]).data, as_block(input_[block]).count});
   }
   for (std::size_t block = 0; block < output_.size(); ++block) {
-    output_list_.push_back(place(output_[block]));
+    output_list_.push_back(as_block(output_[block]));
   }
   const int root = case_.root(group_.size());
   switch (case_.op) {

@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::uint64_t kSplitStream = 7;
 
-struct Place {
+struct SplitArguments {
   int color;
   int key;
 };
 
-Place place_of(std::uint64_t seed, const Case& one, int rank) {
+SplitArguments split_arguments(std::uint64_t seed, const Case& one, int rank) {
   switch (one.members) {
     case Members::world:
       return {0, 0};
@@ -39,10 +39,10 @@ Place place_of(std::uint64_t seed, const Case& one, int rank) {
 std::vector<int> members_of(std::uint64_t seed, const Case& one, int world_size, int color) {
   std::vector<int> members;
   for (int rank = 0; rank < world_size; ++rank) {
-    if (place_of(seed, one, rank).color == color) members.push_back(rank);
+    if (split_arguments(seed, one, rank).color == color) members.push_back(rank);
   }
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return place_of(seed, one, a).key < place_of(seed, one, b).key;
+    return split_arguments(seed, one, a).key < split_arguments(seed, one, b).key;
   });
   return members;
 }
@@ -51,7 +51,7 @@ void check_members(const Group& group, int world_rank) {
   const std::size_t size = group.world_ranks.size();
   if (static_cast<std::size_t>(group.size()) != size ||
       group.world_ranks.at(static_cast<std::size_t>(group.rank())) != world_rank) {
-    throw std::logic_error("split() made rank " + std::to_string(group.rank()) + " of " +
+    throw std::logic_error("split() returned rank " + std::to_string(group.rank()) + " of " +
                            std::to_string(group.size()) + ", which is wrong");
   }
 }
@@ -85,7 +85,7 @@ std::optional<Group> Groups::group_for(const Case& one) {
 }
 
 std::optional<Group> Groups::made_by_split(const Case& one) {
-  const auto [color, key] = place_of(seed_, one, world_->rank());
+  const auto [color, key] = split_arguments(seed_, one, world_->rank());
   tccl::Communicator::Options options;
   options.name = "split";
   auto communicator = world_->split(color, key, options);

@@ -126,7 +126,7 @@ std::optional<std::string> Traffic::check(Incoming& message) {
   if (source == tccl::kAnySource) {
     source = message.work->source();
     if (source < 0 || source >= size() || source == rank()) {
-      return "any-source recv says it came from " + std::to_string(source);
+      return "any-source recv reports source " + std::to_string(source);
     }
     number = from_anyone_[source]++;
   } else if (message.work && message.work->source() != source) {

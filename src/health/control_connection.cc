@@ -13,37 +13,37 @@ namespace {
 
 using ProcessState = RemoteProcess::State;
 
-bool network_does_not_answer(int problem) {
-  return problem == ETIMEDOUT || problem == EHOSTUNREACH || problem == ENETUNREACH ||
-         problem == EHOSTDOWN || problem == ENETDOWN;
+bool is_network_failure(int error) {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH ||
+         error == EHOSTDOWN || error == ENETDOWN;
 }
 
-ProcessState state_after_break(int problem) {
-  return network_does_not_answer(problem) ? ProcessState::unreachable : ProcessState::died;
+ProcessState state_after_break(int error) {
+  return is_network_failure(error) ? ProcessState::unreachable : ProcessState::died;
 }
 
 }  // namespace
 
-RemoteProcess::State state_after_failed_connect(int problem) noexcept {
-  return problem == ECONNREFUSED || problem == ECONNRESET ? ProcessState::died
-                                                          : ProcessState::unreachable;
+RemoteProcess::State state_after_failed_connect(int error) noexcept {
+  return error == ECONNREFUSED || error == ECONNRESET ? ProcessState::died
+                                                      : ProcessState::unreachable;
 }
 
-bool is_own_shortage(int problem) noexcept {
-  return problem == EMFILE || problem == ENFILE || problem == ENOMEM || problem == ENOBUFS ||
-         problem == EADDRNOTAVAIL || problem == EAGAIN;
+bool is_local_shortage(int error) noexcept {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ||
+         error == EADDRNOTAVAIL || error == EAGAIN;
 }
 
 std::uint32_t Connection::wanted_events() const noexcept {
-  if (stage == Stage::connecting) return EPOLLOUT;
+  if (stage() == Handshake::Stage::connecting) return EPOLLOUT;
   return has_unsent() ? EPOLLIN | EPOLLOUT : EPOLLIN;
 }
 
 bool Connection::finish_connecting() {
-  socklen_t length = sizeof problem;
-  ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &problem, &length);
-  if (problem != 0)
-    throw ConnectionClosed{state_after_failed_connect(problem), std::strerror(problem)};
+  socklen_t length = sizeof socket_error;
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &socket_error, &length);
+  if (socket_error != 0)
+    throw ConnectionClosed{state_after_failed_connect(socket_error), std::strerror(socket_error)};
   sockaddr_storage unused;
   length = sizeof unused;
   return ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&unused), &length) == 0;
@@ -54,10 +54,11 @@ void Connection::send_outbox() noexcept {
     const ssize_t count =
         ::send(socket.get(), outbox.data() + sent, outbox.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && is_own_shortage(errno)) return;  // there is no room now
+    if (count < 0 && is_local_shortage(errno)) return;  // the send buffer is full
     if (count < 0) {
-      // What the other side said before may still be there to be read; the end comes after it.
-      if (problem == 0) problem = errno;
+      // Bytes that the peer sent before may still have to be read: receive_some() reports the error
+      // after them.
+      if (socket_error == 0) socket_error = errno;
       break;
     }
     sent += static_cast<std::size_t>(count);
@@ -77,10 +78,11 @@ bool Connection::receive_some() {
     return true;
   }
   const bool nothing_now = count < 0 && errno == EAGAIN;
-  if (nothing_now && problem == 0) return false;
-  if (count < 0 && !nothing_now && problem == 0) problem = errno;
-  throw ConnectionClosed{state_after_break(problem),
-                         problem == 0 ? "it closed the connection" : std::strerror(problem)};
+  if (nothing_now && socket_error == 0) return false;
+  if (count < 0 && !nothing_now && socket_error == 0) socket_error = errno;
+  throw ConnectionClosed{state_after_break(socket_error), socket_error == 0
+                                                              ? "the peer closed the connection"
+                                                              : std::strerror(socket_error)};
 }
 
 bool Connection::is_delivered() const noexcept {

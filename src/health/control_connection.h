@@ -1,4 +1,5 @@
-// One control connection: its socket, what has come in and what is to go out. Nothing here blocks.
+// One control connection: its socket, received bytes and bytes to send. Nothing here blocks.
+// Thread safety: none; guarded by the ControlPlane's mutex.
 #pragma once
 
 #include <cstdint>
@@ -7,66 +8,57 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "health/control_handshake.h"
 #include "health/control_protocol.h"
+#include "health/peer_table.h"
 
 namespace tccl::control {
 
-/// How far the handshake has come. The connector passes through connecting, awaits_challenge and
-/// awaits_proof, the acceptor through awaits_answer.
-enum class Stage : std::uint8_t {
-  connecting,
-  awaits_challenge,
-  awaits_proof,
-  awaits_answer,
-  authenticated,
-};
-
-/// Thrown where a connection turns out to be over.
-struct ConnectionClosed {
-  RemoteProcess::State how;
-  std::string why;
-};
-
 struct Connection {
-  std::uint64_t number = 0;
+  std::uint64_t number = 0;  // in the ConnectionTable
   Fd socket;
-  std::string remote;  // "10.0.0.1:4711"
-  Stage stage = Stage::connecting;
-  Deadline stage_deadline = Deadline::max();  // for the stage
-  std::uint64_t service = 0;                  // of the monitor
-  std::uint32_t events = 0;                   // that it serves
-  std::shared_ptr<RemoteProcess> peer;        // none: not known yet
-  std::string secret;  // by which it is authenticated, if it was made from here
-  Challenge challenge{};
-  Answer answer{};  // the connector's
+  std::string remote_address;  // "10.0.0.1:4711"
+  Handshake handshake;
+  Deadline handshake_deadline = Deadline::max();
+  std::shared_ptr<Peer> peer;  // null on an accepted connection until it is authenticated
+  std::uint64_t service = 0;   // of the Monitor
+  std::uint32_t events = 0;    // that the Monitor watches
   FrameReader inbox;
   std::string outbox;
-  std::size_t sent = 0;           // of the outbox
-  int problem = 0;                // the first error of the socket
-  int unanswered_heartbeats = 0;  // since it last sent something
+  std::size_t sent = 0;           // bytes of the outbox
+  int socket_error = 0;           // the first errno of the socket
+  int unanswered_heartbeats = 0;  // since the peer last sent something
 
-  /// Made from here, but not authenticated yet.
-  [[nodiscard]] bool is_attempt() const noexcept {
-    return stage == Stage::connecting || stage == Stage::awaits_challenge ||
-           stage == Stage::awaits_proof;
+  [[nodiscard]] Handshake::Stage stage() const noexcept { return handshake.stage(); }
+  [[nodiscard]] bool is_authenticated() const noexcept {
+    return stage() == Handshake::Stage::authenticated;
   }
-  [[nodiscard]] bool is_unauthenticated() const noexcept { return stage == Stage::awaits_answer; }
+  /// Accepted, but not authenticated.
+  [[nodiscard]] bool is_unauthenticated() const noexcept {
+    return stage() == Handshake::Stage::awaits_response;
+  }
+  /// Started by this process, but not authenticated.
+  [[nodiscard]] bool is_attempt() const noexcept {
+    return !is_authenticated() && !is_unauthenticated();
+  }
   [[nodiscard]] bool has_unsent() const noexcept { return sent < outbox.size(); }
+  /// epoll events to wait for.
   [[nodiscard]] std::uint32_t wanted_events() const noexcept;
 
-  /// False while the network has not answered. Throws ConnectionClosed if it has refused.
+  /// False while connect() is in progress. Throws ConnectionClosed if it failed.
   bool finish_connecting();
+  /// Sends what the socket takes now. An error is reported by a later receive_some().
   void send_outbox() noexcept;
-  /// Appends some of what is there to the inbox; false if nothing is. Throws ConnectionClosed at
-  /// the end.
+  /// Appends received bytes to the inbox; false if there are none. Throws ConnectionClosed at the
+  /// end of the connection.
   bool receive_some();
-  /// Everything that was sent has reached the other host: closing the socket cannot undo that.
+  /// The other host has acknowledged all bytes: closing the socket cannot lose them.
   [[nodiscard]] bool is_delivered() const noexcept;
 };
 
-RemoteProcess::State state_after_failed_connect(int problem) noexcept;
+RemoteProcess::State state_after_failed_connect(int error) noexcept;
 
-/// This process lacks something (descriptors, ports, memory): that says nothing about the peer.
-bool is_own_shortage(int problem) noexcept;
+/// This process lacks a resource (descriptors, ports, memory): says nothing about the peer.
+bool is_local_shortage(int error) noexcept;
 
 }  // namespace tccl::control

@@ -11,14 +11,14 @@
 namespace tccl::control {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "numbers are sent as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "numbers are sent in memory order");
 
 struct Header {
-  std::uint32_t magic;  // with the version of the protocol in the last digit
+  std::uint32_t magic;  // the last byte is the version of the protocol
   std::uint16_t kind;
   std::uint16_t body_bytes;
 };
-constexpr std::uint32_t kMagic = 0x6c636301;
+constexpr std::uint32_t kMagic = 0x6c636302;
 
 template <class T>
 void put(std::string& out, const T& value) {
@@ -26,15 +26,15 @@ void put(std::string& out, const T& value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-constexpr std::size_t kLongestName = 255;
+constexpr std::size_t kMaxNameBytes = 255;
 
 void put_name(std::string& out, const std::string& name) {
-  const std::string_view cut = std::string_view(name).substr(0, kLongestName);
-  put(out, static_cast<std::uint8_t>(cut.size()));
-  out.append(cut);
+  const std::string_view truncated = std::string_view(name).substr(0, kMaxNameBytes);
+  put(out, static_cast<std::uint8_t>(truncated.size()));
+  out.append(truncated);
 }
 
-/// Takes values off the front of a body.
+/// Reads values from the front of a body.
 class Parser {
  public:
   explicit Parser(std::string_view body) : rest_(body) {}
@@ -86,21 +86,10 @@ RemoteProcess::Identity take_identity(Parser& parser) {
   return identity;
 }
 
-Digest proof_of(const std::string& secret, std::string_view role, const Challenge& challenge,
-                const Answer& answer, const Digest& acceptor) {
-  // All but the last part have a fixed length, so no two different sets give the same bytes.
-  std::string bytes(role);
-  put(bytes, challenge.number);
-  put(bytes, answer.number);
-  put(bytes, acceptor);
-  bytes += encode_identity(answer.identity);
-  return hmac_sha256(secret, bytes);
-}
-
 }  // namespace
 
-std::string encode(Kind kind, std::string_view body) {
-  body = body.substr(0, kLargestBody);
+std::string encode(FrameKind kind, std::string_view body) {
+  body = body.substr(0, kMaxBodyBytes);
   std::string bytes;
   put(bytes,
       Header{kMagic, static_cast<std::uint16_t>(kind), static_cast<std::uint16_t>(body.size())});
@@ -112,11 +101,11 @@ std::optional<Frame> FrameReader::next() {
   if (bytes_.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes_.data(), sizeof header);
   if (header.magic != kMagic)
-    throw Error(Errc::system, "it does not speak this protocol, or another version of it");
-  if (header.body_bytes > kLargestBody)
-    throw Error(Errc::system, formatted("it sent a frame of {} bytes", header.body_bytes));
+    throw Error(Errc::system, "the peer uses another protocol or another version of it");
+  if (header.body_bytes > kMaxBodyBytes)
+    throw Error(Errc::system, formatted("the peer sent a frame of {} bytes", header.body_bytes));
   if (bytes_.size() < sizeof header + header.body_bytes) return std::nullopt;
-  Frame frame{static_cast<Kind>(header.kind), bytes_.substr(sizeof header, header.body_bytes)};
+  Frame frame{static_cast<FrameKind>(header.kind), bytes_.substr(sizeof header, header.body_bytes)};
   bytes_.erase(0, sizeof header + header.body_bytes);
   return frame;
 }
@@ -129,57 +118,55 @@ KeyId key_id(const std::string& secret) {
 }
 
 std::string encode(const Challenge& challenge) {
-  return encode(Kind::challenge, as_text(challenge.number));
+  return encode(FrameKind::challenge, as_text(challenge.nonce));
 }
 
-std::string encode(const Answer& answer) {
+std::string encode(const ConnectorResponse& response) {
   std::string body;
-  put(body, answer.key);
-  put(body, answer.number);
-  put(body, answer.proof);
-  return encode(Kind::answer, body + encode_identity(answer.identity));
+  put(body, response.key);
+  put(body, response.response);
+  return encode(FrameKind::response, body + encode_identity(response.identity));
 }
 
-std::string encode(const Proof& proof) {
+std::string encode(const AcceptorConfirmation& confirmation) {
   std::string body;
-  put(body, proof.id);
-  put(body, proof.proof);
-  return encode(Kind::proof, body);
+  put(body, confirmation.id);
+  put(body, confirmation.confirmation);
+  return encode(FrameKind::confirmation, body);
 }
 
 std::string encode(const Notice& notice) {
   std::string body;
   put(body, notice.group);
   put(body, notice.kind);
-  return encode(Kind::notice, body + notice.text);
+  return encode(FrameKind::notice, body + notice.text);
 }
 
 Challenge decode_challenge(std::string_view body) {
   Challenge challenge;
   Parser parser(body);
-  parser.take(challenge.number);
+  parser.take(challenge.nonce);
   parser.expect_end();
   return challenge;
 }
 
-Answer decode_answer(std::string_view body) {
-  Answer answer;
+ConnectorResponse decode_response(std::string_view body) {
+  ConnectorResponse response;
   Parser parser(body);
-  parser.take(answer.key);
-  parser.take(answer.number);
-  parser.take(answer.proof);
-  answer.identity = take_identity(parser);
+  parser.take(response.key);
+  parser.take(response.response);
+  response.identity = take_identity(parser);
   parser.expect_end();
-  return answer;
+  return response;
 }
 
-Proof decode_proof(std::string_view body) {
-  Proof proof;
+AcceptorConfirmation decode_confirmation(std::string_view body) {
+  AcceptorConfirmation confirmation;
   Parser parser(body);
-  parser.take(proof.id);
-  parser.take(proof.proof);
+  parser.take(confirmation.id);
+  parser.take(confirmation.confirmation);
   parser.expect_end();
-  return proof;
+  return confirmation;
 }
 
 Notice decode_notice(std::string_view body) {
@@ -191,14 +178,10 @@ Notice decode_notice(std::string_view body) {
   return notice;
 }
 
-Digest connector_proof(const std::string& secret, const Challenge& challenge, const Answer& answer,
-                       const Digest& acceptor) {
-  return proof_of(secret, "connector", challenge, answer, acceptor);
-}
-
-Digest acceptor_proof(const std::string& secret, const Challenge& challenge, const Answer& answer,
-                      const Digest& acceptor) {
-  return proof_of(secret, "acceptor ", challenge, answer, acceptor);
+std::string handshake_context(const Digest& acceptor_id, const RemoteProcess::Identity& connector) {
+  std::string context = "control";
+  put(context, acceptor_id);
+  return context + encode_identity(connector);
 }
 
 }  // namespace tccl::control

@@ -1,10 +1,12 @@
-// What control connections carry: frames of a fixed header and a short body. See control.h for the
-// protocol; here is how it looks as bytes (little-endian), and who proves what to whom.
+// The wire format of control connections: frames of a fixed header and a short body, little-endian.
+// control_plane.h describes the protocol.
 //
-//   challenge   acceptor -> connector   its random number
-//   answer      connector -> acceptor   key id, its random number, its proof, its identity
-//   proof       acceptor -> connector   its id, its proof
-//   heartbeat, notice, goodbye          both ways, once the connection is authenticated
+//   challenge      acceptor -> connector   Challenge
+//   response       connector -> acceptor   ConnectorResponse
+//   confirmation   acceptor -> connector   AcceptorConfirmation
+//   heartbeat, notice, departure           both ways, once the connection is authenticated
+//
+// Thread safety: pure functions; a FrameReader belongs to one connection.
 #pragma once
 
 #include <array>
@@ -13,66 +15,68 @@
 #include <string>
 #include <string_view>
 
+#include "base/challenge_response.h"
 #include "base/crypto.h"
 #include "health/remote_process.h"
 
 namespace tccl::control {
 
-enum class Kind : std::uint16_t { challenge = 1, answer, proof, heartbeat, notice, goodbye };
+enum class FrameKind : std::uint16_t {
+  challenge = 1,
+  response,
+  confirmation,
+  heartbeat,
+  notice,
+  departure
+};
 
-inline constexpr std::size_t kLargestBody = 4096;
+inline constexpr std::size_t kMaxBodyBytes = 4096;
 
 struct Frame {
-  Kind kind;
+  FrameKind kind;
   std::string body;
 };
-std::string encode(Kind kind, std::string_view body = {});
+std::string encode(FrameKind kind, std::string_view body = {});
 
-/// Cuts what comes in, in whatever pieces, into frames.
+/// Cuts the received bytes, which arrive in pieces of any size, into frames.
 class FrameReader {
  public:
   void append(std::string_view bytes) { bytes_.append(bytes); }
-  /// None if the next frame is not complete. Throws Error{system} if what came is no frame.
+  /// None if the next frame is not complete. Throws Error{system} if the bytes are not a frame.
   std::optional<Frame> next();
 
  private:
   std::string bytes_;
 };
 
-/// Says which secret is meant without giving it away.
+/// Identifies a secret without revealing it.
 using KeyId = std::array<unsigned char, 16>;
 KeyId key_id(const std::string& secret);
 
-struct Challenge {
-  Digest number;
-};
-struct Answer {
+struct ConnectorResponse {
   KeyId key;
-  Digest number;
-  Digest proof;
+  Response response;
   RemoteProcess::Identity identity;
 };
-struct Proof {
+struct AcceptorConfirmation {
   Digest id;
-  Digest proof;
+  Confirmation confirmation;
 };
 
-// Decoding throws Error{system} if the body is not what it should be. Texts that are too long for a
-// frame are cut.
+// Decoding throws Error{system} if the body does not fit the kind. Texts that are too long for a
+// frame are truncated.
 std::string encode(const Challenge& challenge);
-std::string encode(const Answer& answer);
-std::string encode(const Proof& proof);
+std::string encode(const ConnectorResponse& response);
+std::string encode(const AcceptorConfirmation& confirmation);
 std::string encode(const Notice& notice);
 Challenge decode_challenge(std::string_view body);
-Answer decode_answer(std::string_view body);
-Proof decode_proof(std::string_view body);
+ConnectorResponse decode_response(std::string_view body);
+AcceptorConfirmation decode_confirmation(std::string_view body);
 Notice decode_notice(std::string_view body);
 
-/// `acceptor` is whom the connector wants to reach: another process that knows the secret, too, but
-/// got the port of one that has died, must not take the connection for its own.
-Digest connector_proof(const std::string& secret, const Challenge& challenge, const Answer& answer,
-                       const Digest& acceptor);
-Digest acceptor_proof(const std::string& secret, const Challenge& challenge, const Answer& answer,
-                      const Digest& acceptor);
+/// What both proofs cover besides the nonces. `acceptor_id` is the process that the connector means
+/// to reach: another process that knows the secret, but got the port of one that has died, must not
+/// accept the connection as its own.
+std::string handshake_context(const Digest& acceptor_id, const RemoteProcess::Identity& connector);
 
 }  // namespace tccl::control

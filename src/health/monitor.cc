@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 
 #include "base/clock.h"
-#include "base/format.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
 
@@ -20,7 +19,7 @@ void init_robust_mutex(pthread_mutex_t& mutex) {
   pthread_mutexattr_destroy(&attributes);
 }
 
-constexpr std::uint64_t kWakeUp = 0;  // stop() woke us; processes and services have other numbers
+constexpr std::uint64_t kWakeUp = 0;  // the eventfd of stop(); processes and services start at 1
 
 void add_to_epoll(const Fd& epoll, int fd, std::uint32_t events, std::uint64_t number) {
   epoll_event event{.events = events, .data = {.u64 = number}};
@@ -28,8 +27,6 @@ void add_to_epoll(const Fd& epoll, int fd, std::uint32_t events, std::uint64_t n
 }
 
 }  // namespace
-
-std::string LocalProcess::where() const { return formatted("host {}, pid {}", host_, pid_); }
 
 Monitor::Monitor(Heartbeat& heartbeat, std::function<void()> on_tick)
     : heartbeat_(heartbeat),
@@ -39,35 +36,35 @@ Monitor::Monitor(Heartbeat& heartbeat, std::function<void()> on_tick)
   if (!epoll_ || !wake_) throw_system_error("epoll_create1/eventfd");
   add_to_epoll(epoll_, wake_.get(), EPOLLIN, kWakeUp);
   init_robust_mutex(heartbeat_.alive);
-  std::promise<void> holding;
-  auto held = holding.get_future();
+  std::promise<void> mutex_held;
+  auto held = mutex_held.get_future();
   thread_ =
-      std::thread([this, promise = std::move(holding)]() mutable { main(std::move(promise)); });
-  held.wait();  // nobody may see this process before it shows that it lives
+      std::thread([this, promise = std::move(mutex_held)]() mutable { main(std::move(promise)); });
+  held.wait();  // before another process can see the Heartbeat
 }
 
-void Monitor::watch(const std::shared_ptr<LocalProcess>& peer, Fd pidfd) {
-  if (!pidfd) return;  // then the mutex word is the only witness
+void Monitor::watch(const std::shared_ptr<LocalProcess>& process, Fd pidfd) {
+  if (!pidfd) return;  // then only the mutex word shows its death
   const std::lock_guard lock(mutex_);
   const std::uint64_t number = next_number_.fetch_add(1, std::memory_order_relaxed);
   add_to_epoll(epoll_, pidfd.get(), EPOLLIN, number);
-  watched_[number] = {peer, std::move(pidfd)};
+  watched_[number] = {process, std::move(pidfd)};
 }
 
 void Monitor::end_watch(std::uint64_t number) {
   const auto found = watched_.find(number);
   if (found == watched_.end()) return;
-  // Closing is not enough: other processes hold the same open file.
+  // Closing alone would not remove it from epoll: other processes hold the same open file.
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.pidfd.get(), nullptr);
   watched_.erase(found);
 }
 
-void Monitor::forget_dropped_peers() {
+void Monitor::drop_unused() {
   const std::lock_guard lock(mutex_);
-  std::vector<std::uint64_t> dropped;
+  std::vector<std::uint64_t> unused;
   for (const auto& [number, watched] : watched_)
-    if (watched.peer.expired()) dropped.push_back(number);
-  for (const std::uint64_t number : dropped) end_watch(number);
+    if (watched.process.expired()) unused.push_back(number);
+  for (const std::uint64_t number : unused) end_watch(number);
 }
 
 std::uint64_t Monitor::serve(int fd, std::uint32_t events,
@@ -93,7 +90,7 @@ void Monitor::change_service(std::uint64_t number, std::uint32_t events) noexcep
 }
 
 void Monitor::end_service(std::uint64_t number) noexcept {
-  if (number == 0) return;  // never begun
+  if (number == 0) return;  // serve() was not called
   std::unique_lock lock(services_mutex_);
   if (const auto found = services_.find(number); found != services_.end()) {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second->fd, nullptr);
@@ -104,7 +101,7 @@ void Monitor::end_service(std::uint64_t number) noexcept {
 
 /// False if there is no such service.
 bool Monitor::run_service(std::uint64_t number, std::uint32_t events) {
-  std::shared_ptr<Service> service;  // survives its end, which its own callback may bring about
+  std::shared_ptr<Service> service;  // keeps it alive if its own callback ends the service
   {
     const std::lock_guard lock(services_mutex_);
     const auto found = services_.find(number);
@@ -119,54 +116,54 @@ bool Monitor::run_service(std::uint64_t number, std::uint32_t events) {
   return true;
 }
 
-void Monitor::main(std::promise<void> holding) {
+void Monitor::main(std::promise<void> mutex_held) {
   pthread_mutex_lock(&heartbeat_.alive);
   thread_id_ = std::this_thread::get_id();
-  holding.set_value();
+  mutex_held.set_value();
   Deadline next_beat = Clock::now() + kHeartbeatPeriod;
-  while (!stopping_.load(std::memory_order_acquire)) {  // pairs with stop()
-    const bool death = handle_events(poll_timeout(next_beat));
-    if (!death && Clock::now() < next_beat) continue;
+  while (!stopping_.load(std::memory_order_acquire)) {  // pairs with the release in stop()
+    const bool exited = handle_events(poll_timeout(next_beat));
+    if (!exited && Clock::now() < next_beat) continue;
     next_beat = Clock::now() + kHeartbeatPeriod;
-    heartbeat_.beats.fetch_add(1, std::memory_order_relaxed);
-    forget_dropped_peers();
+    heartbeat_.beats.fetch_add(1, std::memory_order_relaxed);  // read by LocalProcess::beats()
+    drop_unused();
     on_tick_();
   }
   pthread_mutex_unlock(&heartbeat_.alive);
 }
 
-/// True if a process has ended.
+/// True if a watched process has exited.
 bool Monitor::handle_events(int timeout_ms) {
   epoll_event events[16];
   const int count = ::epoll_wait(epoll_.get(), events, 16, timeout_ms);
-  bool death = false;
+  bool exited = false;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t number = events[i].data.u64;
     if (number == kWakeUp || run_service(number, events[i].events)) continue;
-    note_death(number);
-    death = true;
+    mark_exited(number);
+    exited = true;
   }
-  return death;
+  return exited;
 }
 
-void Monitor::note_death(std::uint64_t number) {
+void Monitor::mark_exited(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   if (const auto found = watched_.find(number); found != watched_.end())
-    if (const auto peer = found->second.peer.lock()) peer->mark_reaped();
+    if (const auto process = found->second.process.lock()) process->mark_reaped();
   end_watch(number);
 }
 
 void Monitor::stop() noexcept {
   if (!thread_.joinable()) return;
-  heartbeat_.departed.store(1, std::memory_order_release);  // pairs with LocalProcess::has_departed
-  stopping_.store(true, std::memory_order_release);
+  heartbeat_.departed.store(1, std::memory_order_release);  // pairs with has_departed()
+  stopping_.store(true, std::memory_order_release);         // pairs with the acquire in main()
   const std::uint64_t one = 1;
   static_cast<void>(!::write(wake_.get(), &one, sizeof one));
   thread_.join();
 }
 
-/// The thread does not exist in the child; the descriptors must not stay open there.
-void Monitor::drop_in_child() noexcept {
+/// The child has no monitor thread and must not keep the descriptors open.
+void Monitor::close_in_child() noexcept {
   for (auto& [number, watched] : watched_) watched.pidfd.reset();
   epoll_.reset();
   wake_.reset();

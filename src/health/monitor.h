@@ -1,6 +1,11 @@
-// The thread that keeps this process's sign of heartbeat, watches for the end of others and serves
-// the descriptors of parts that must answer while nobody calls them (see control.h). It never waits
-// for a peer and never takes a lock that is held while waiting for one.
+// The monitor thread of a process: increments its Heartbeat, watches the pidfds of other processes,
+// and serves descriptors that must be served while no call is active (see control_plane.h). It
+// never waits for a peer and never takes a lock that is held while waiting for one.
+//
+//   Monitor monitor(heartbeat, [&] { on_tick(); });
+//   auto service = monitor.serve(listener.get(), EPOLLIN, [&](std::uint32_t) { accept(); });
+//
+// Thread safety: all methods may be called concurrently, but only one thread calls stop().
 #pragma once
 
 #include <condition_variable>
@@ -19,61 +24,61 @@ namespace tccl {
 
 class Monitor {
  public:
-  /// `on_tick` runs on the monitor thread with every heartbeat and after every death.
+  /// `on_tick` runs on the monitor thread with every heartbeat and when a watched process exits.
   Monitor(Heartbeat& heartbeat, std::function<void()> on_tick);
   ~Monitor() { stop(); }
 
-  /// Watches a process until its end, or until nobody else holds the peer any more.
-  void watch(const std::shared_ptr<LocalProcess>& peer, Fd pidfd);
+  /// Watches a process until it exits, or until `process` is not in use any more.
+  void watch(const std::shared_ptr<LocalProcess>& process, Fd pidfd);
 
   /// Calls `on_event` on the monitor thread whenever the descriptor has one of these epoll events.
-  /// It must neither block nor throw. Gives the number by which the service can be changed.
+  /// It must neither block nor throw. Returns the number of the service.
   std::uint64_t serve(int fd, std::uint32_t events, std::function<void(std::uint32_t)> on_event);
   void change_service(std::uint64_t number, std::uint32_t events) noexcept;
-  /// To be called before the descriptor is closed. Afterwards `on_event` does not run any more: a
-  /// call that is under way is waited for (unless it is itself the caller), so hold no lock that it
-  /// takes.
+  /// Call it before closing the descriptor. It waits for a running `on_event` (unless called from
+  /// there), so the caller must hold no lock that `on_event` takes. Afterwards `on_event` does not
+  /// run.
   void end_service(std::uint64_t number) noexcept;
   [[nodiscard]] bool is_this_thread() const noexcept {
     return std::this_thread::get_id() == thread_id_;
   }
 
-  /// Says goodbye, lets the mutex go and joins the thread. Idempotent.
+  /// Marks this process as departed, releases the mutex and joins the thread. Idempotent.
   void stop() noexcept;
 
  private:
-  void main(std::promise<void> holding);
+  void main(std::promise<void> mutex_held);
   bool handle_events(int timeout_ms);
   bool run_service(std::uint64_t number, std::uint32_t events);
-  void note_death(std::uint64_t number);
-  void forget_dropped_peers();
+  void mark_exited(std::uint64_t number);
+  void drop_unused();
   void end_watch(std::uint64_t number);
-  void drop_in_child() noexcept;
+  void close_in_child() noexcept;
 
   Heartbeat& heartbeat_;
   std::function<void()> on_tick_;
   Fd epoll_;
   Fd wake_;
   struct Watched {
-    std::weak_ptr<LocalProcess> peer;
+    std::weak_ptr<LocalProcess> process;
     Fd pidfd;
   };
-  std::mutex mutex_;  // guards the next
+  std::mutex mutex_;  // guards watched_
   std::map<std::uint64_t, Watched> watched_;
   struct Service {
     int fd;
     std::function<void(std::uint32_t)> on_event;
   };
-  // Guards the next two. Not held across fork(), so it may be taken under a lock that is.
+  // Guards services_ and running_. Not held across fork(), so it may be taken under a lock that is.
   std::mutex services_mutex_;
   std::map<std::uint64_t, std::shared_ptr<Service>> services_;
-  std::uint64_t running_ = 0;  // the service whose callback runs now
+  std::uint64_t running_ = 0;  // the service whose callback is running
   std::condition_variable callback_ended_;
-  std::atomic<std::uint64_t> next_number_{1};  // of watched processes and services
+  std::atomic<std::uint64_t> next_number_{1};  // of watched processes and services; relaxed
   std::atomic<bool> stopping_{false};
-  std::thread::id thread_id_;  // written before the constructor ends; thread_ changes in stop()
+  std::thread::id thread_id_;  // written before the constructor returns; stop() changes thread_
   std::thread thread_;
-  ForkHook fork_hook_{mutex_, [this] { drop_in_child(); }};
+  ForkHook fork_hook_{mutex_, [this] { close_in_child(); }};
 };
 
 }  // namespace tccl

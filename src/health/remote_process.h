@@ -1,80 +1,73 @@
-// A process of another host, and what processes of different hosts tell each other.
+// A process of another host, and the notices that processes of different hosts send each other.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/crypto.h"
 
 namespace tccl {
 
-namespace control {
-struct Connection;
-}
-
-/// A process (strictly: a context) of another host, as this one knows it. Thread-safe.
+/// A process (strictly: a context) of another host, as this process sees it. ControlPlane creates
+/// and updates it. Thread safety: all methods may be called concurrently.
 class RemoteProcess {
  public:
   struct Identity {
     Digest id{};  // random, one per context
     std::string host;
     int pid = 0;
-    std::string address;     // in numbers
-    std::uint16_t port = 0;  // where its ControlPlane listens
+    std::string address;     // numeric
+    std::uint16_t port = 0;  // on which its ControlPlane listens
   };
   enum class State : std::uint8_t {
     alive,
-    departed,     // it left in good order
-    died,         // its connection broke, or nobody listens where it did
+    departed,     // it closed in an orderly way
+    died,         // its connection broke, or its port refuses connections
     unreachable,  // its host, or the network to it, does not answer
   };
 
-  explicit RemoteProcess(Identity identity) : identity_(std::move(identity)) {}
+  RemoteProcess(const RemoteProcess&) = delete;
+  RemoteProcess& operator=(const RemoteProcess&) = delete;
 
   [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
   /// "host b, pid 4711"
   [[nodiscard]] std::string where() const;
-  /// For waiters, in their loop. Once it has ended, that stays so, in the way that was seen first.
-  [[nodiscard]] State state() const noexcept { return state_.load(std::memory_order_acquire); }
-  /// Since it last gave a sign of life over a connection; zero before there is one. Long silence
+  /// For polling loops. The first state other than alive is final.
+  [[nodiscard]] State state() const noexcept {
+    return state_.load(std::memory_order_acquire);  // pairs with the release in set_state()
+  }
+  /// Time since it last sent something over a connection; zero before there is one. Long silence
   /// means stalled (stopped, swapped out, in a debugger), not dead.
   [[nodiscard]] Clock::duration silence() const noexcept;
 
- private:
-  friend class ControlPlane;
+ protected:
+  explicit RemoteProcess(Identity identity) : identity_(std::move(identity)) {}
+  ~RemoteProcess() = default;
+
   void set_state(State state) noexcept {
-    State alive = State::alive;  // release: whoever sees the end sees what was told before, too
+    State alive = State::alive;
+    // Release: a thread that sees the new state also sees the notices delivered before it.
     state_.compare_exchange_strong(alive, state, std::memory_order_release,
                                    std::memory_order_relaxed);
   }
   void note_heard() noexcept {
+    // Relaxed: a time stamp that orders nothing; read by silence().
     last_heard_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   }
 
+ private:
   const Identity identity_;
   std::atomic<State> state_{State::alive};
   std::atomic<Clock::rep> last_heard_{0};  // 0: never
-
-  // The rest is its ControlPlane's and guarded by that one's mutex.
-  std::string secret_;
-  std::string unsent_;  // notices that wait for the first connection
-  std::vector<control::Connection*>
-      authenticated_;        // notices go over the first, so they stay in order
-  bool wanted_ = false;      // somebody asked for a connection
-  bool attempting_ = false;  // one is being made from here
-  bool ended_ = false;       // so it is decided; end() says so after the last notice was delivered
-  bool departed_ = false;    // on one of the connections
-  int failed_handshakes_ = 0;
 };
 
-/// What one process tells another about a group they share.
+/// What one process tells another about a group that they share.
 struct Notice {
   std::uint64_t group = 0;
   std::uint32_t kind = 0;
-  std::string text;  // cut to what fits into a frame, about 4 KiB
+  std::string text;  // truncated to what fits into a frame, about 4 KiB
 };
 
 }  // namespace tccl

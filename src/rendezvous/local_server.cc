@@ -113,7 +113,7 @@ void LocalServer::advance(Connection& connection) {
   try {
     authenticate(connection);
   } catch (const Error& error) {
-    if (connection.authenticated) throw;  // a rank of this group has a problem
+    if (connection.authenticated) throw;  // a rank of this group, so the rendezvous fails
     if (!std::exchange(warned_, true))
       log_warning(formatted("dropped an unauthenticated connection to the rendezvous socket: {}",
                             error.what()),

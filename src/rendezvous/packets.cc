@@ -26,7 +26,7 @@ void throw_if_failed(const Status& status) {
 void throw_if_status(int socket, Deadline deadline) {
   static_assert(sizeof(Status) != sizeof(PeerInfo) && sizeof(Status) != sizeof(HostConfig) &&
                     sizeof(Status) != sizeof(JoinReply),
-                "packets are told apart by their size");
+                "a packet is recognised by its size");
   if (next_packet_bytes(socket) == sizeof(Status))
     throw_if_failed(receive_packet<Status>(socket, deadline));
 }

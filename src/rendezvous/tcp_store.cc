@@ -220,7 +220,7 @@ class TcpStore final : public Store {
     return request(Kind::get, key, "", deadline_after(timeout));
   }
   void remove(const std::string& key) override {
-    // Short: ranks remove keys when they close, and the server may be gone.
+    // Short: ranks remove keys when they close, and the server may have exited.
     static_cast<void>(request(Kind::remove, key, "", deadline_after(kRemoveTimeout)));
   }
 

@@ -12,7 +12,7 @@
 namespace faults {
 namespace {
 
-TEST(Rendezvous, UnauthenticatedConnectionsAreDroppedAndTheGroupForms) {
+TEST(RendezvousProcess, UnauthenticatedConnectionsAreDroppedAndTheGroupForms) {
   const std::string directory = "/tmp/tccl-unauthenticated-" + std::to_string(::getpid());
   Ranks ranks(2, [&](Rank& rank) {
     auto store = tccl::file_store(directory);
@@ -49,7 +49,7 @@ struct UnusableStore final : tccl::Store {
 
 // torch's new_subgroups() creates groups of one rank that share their keys: if one removed what
 // another has just written, that one would wait until the timeout.
-TEST(Rendezvous, AGroupOfOneRankDoesNotUseTheStore) {
+TEST(RendezvousProcess, AGroupOfOneRankDoesNotUseTheStore) {
   Ranks ranks(1, [](Rank& rank) {
     UnusableStore store;
     auto comm = tccl::Communicator::create(rank.context(), store, 0, 1, {.timeout = 10s});
@@ -58,7 +58,7 @@ TEST(Rendezvous, AGroupOfOneRankDoesNotUseTheStore) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(Rendezvous, ARankThatNeverJoinsIsNamed) {
+TEST(RendezvousProcess, ARankThatNeverJoinsIsNamed) {
   Ranks ranks(3, [](Rank& rank) {
     if (rank.rank == 1) return;
     rank.join("world", 1s);
@@ -76,7 +76,7 @@ TEST(Rendezvous, ARankThatNeverJoinsIsNamed) {
 }
 
 /// It has left its host and pid in the store, but does not go on from there.
-TEST(Rendezvous, ARankThatJoinsButNeverCompletesIsNamed) {
+TEST(RendezvousProcess, ARankThatJoinsButNeverCompletesIsNamed) {
   const std::string directory = "/tmp/tccl-incomplete-" + std::to_string(::getpid());
   Ranks ranks(3, [&](Rank& rank) {
     auto store = tccl::file_store(directory);
@@ -103,7 +103,7 @@ TEST(Rendezvous, ARankThatJoinsButNeverCompletesIsNamed) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(Rendezvous, NoKeyIsLeftInTheStore) {
+TEST(RendezvousProcess, NoKeyIsLeftInTheStore) {
   const std::string directory = "/tmp/tccl-keys-" + std::to_string(::getpid());
   Ranks ranks(3, [&](Rank& rank) {
     auto store = tccl::file_store(directory);
@@ -115,7 +115,7 @@ TEST(Rendezvous, NoKeyIsLeftInTheStore) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(Rendezvous, ARankThatDiesBeforeTheGroupIsFormedIsNamed) {
+TEST(RendezvousProcess, ARankThatDiesBeforeTheGroupIsFormedIsNamed) {
   Ranks ranks(3, [](Rank& rank) {
     if (rank.rank == 0) std::this_thread::sleep_for(300ms);  // the others wait for it
     if (rank.rank == 2) {
@@ -149,7 +149,7 @@ constexpr long kAllowedGrowthKib = 256 << 10;  // ASan keeps freed memory in qua
 constexpr long kAllowedGrowthKib = 2 << 10;
 #endif
 
-TEST(Rendezvous, ManyGroupsLeakNothing) {
+TEST(RendezvousProcess, ManyGroupsLeakNothing) {
   Ranks ranks(3, [](Rank& rank) {
     auto world = rank.join("world");
     const auto use = [&](int i) {

@@ -1,5 +1,5 @@
-// ControlPlane connections between contexts, over loopback. Each has a monitor thread of its own,
-// as processes of different hosts have.
+// Control connections between ControlPlanes over loopback. Each has its own monitor thread, as
+// processes of different hosts have.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -25,14 +25,14 @@ using State = RemoteProcess::State;
 
 constexpr const char* kSecret = "the job's secret";
 
-/// True as soon as it holds; false at the limit.
-bool soon(const std::function<bool()>& holds, std::chrono::milliseconds limit = 10s) {
+/// Waits until the condition holds; false at the limit.
+bool eventually(const std::function<bool()>& holds, std::chrono::milliseconds limit = 10s) {
   for (const Deadline deadline = deadline_after(limit); !holds(); std::this_thread::sleep_for(1ms))
     if (Clock::now() >= deadline) return false;
   return true;
 }
 
-/// What a process of another host has.
+/// The monitor and the control plane of one process.
 class Node {
  public:
   explicit Node(const std::string& host, const std::string& address = "127.0.0.1",
@@ -42,12 +42,12 @@ class Node {
                           .liveness_timeout = liveness_timeout,
                           .self = {.id = random_digest(), .host = host, .pid = ::getpid()},
                           .on_notice = [this](const auto& from, const Notice& notice) {
-                            take(from, notice);
+                            record(from, notice);
                           }}) {
     control.add_secret(kSecret);
   }
 
-  std::shared_ptr<RemoteProcess> know(const Node& other, const std::string& secret = kSecret) {
+  std::shared_ptr<RemoteProcess> add(const Node& other, const std::string& secret = kSecret) {
     return control.add_peer(other.control.self(), secret);
   }
   std::vector<std::string> texts() {
@@ -58,15 +58,15 @@ class Node {
     const std::lock_guard lock(mutex_);
     return last_sender_;
   }
-  bool note_heard(const std::string& text) {
-    return soon([&] {
+  bool receives(const std::string& text) {
+    return eventually([&] {
       const auto all = texts();
       return std::ranges::find(all, text) != all.end();
     });
   }
 
  private:
-  void take(const std::shared_ptr<RemoteProcess>& from, const Notice& notice) {
+  void record(const std::shared_ptr<RemoteProcess>& from, const Notice& notice) {
     const std::lock_guard lock(mutex_);
     texts_.push_back(notice.text);
     last_sender_ = from;
@@ -74,36 +74,36 @@ class Node {
   std::mutex mutex_;
   std::vector<std::string> texts_;
   std::shared_ptr<RemoteProcess> last_sender_;
-  std::unique_ptr<Heartbeat> life_ = std::make_unique<Heartbeat>();
+  std::unique_ptr<Heartbeat> heartbeat_ = std::make_unique<Heartbeat>();
 
  public:
-  Monitor monitor{*life_, [] {}};
+  Monitor monitor{*heartbeat_, [] {}};
   ControlPlane control;
 };
 
-Notice say(const std::string& text) { return {.group = 1, .kind = 2, .text = text}; }
+Notice notice_of(const std::string& text) { return {.group = 1, .kind = 2, .text = text}; }
 
-bool ends(const std::shared_ptr<RemoteProcess>& peer, State how,
+bool ends(const std::shared_ptr<RemoteProcess>& peer, State state,
           std::chrono::milliseconds limit = 10s) {
-  soon([&] { return peer->state() != State::alive; }, limit);
-  return peer->state() == how;
+  eventually([&] { return peer->state() != State::alive; }, limit);
+  return peer->state() == state;
 }
 
-/// A connection without any manners.
-class Stranger {
+/// A TCP connection that does not follow the protocol by itself.
+class RawConnection {
  public:
-  explicit Stranger(const Node& node) {
+  explicit RawConnection(const Node& node) {
     const auto there = SocketAddress::parse(node.control.self().address, node.control.self().port);
     fd_ = Fd(::socket(there.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::connect(fd_.get(), there.get(), there.length()), 0);
-    const timeval patience{.tv_sec = 10, .tv_usec = 0};
-    ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    const timeval timeout{.tv_sec = 10, .tv_usec = 0};
+    ::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
   }
   void send(const std::string& bytes) const {
     EXPECT_EQ(::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
-  /// Reads to the end; false if that does not come.
+  /// Reads until the other side closes the connection; false at the timeout.
   [[nodiscard]] bool is_dropped() const {
     char buffer[256];
     ssize_t count = 0;
@@ -111,7 +111,7 @@ class Stranger {
     }
     return count == 0 || errno == ECONNRESET;
   }
-  [[nodiscard]] control::Challenge challenge() const {
+  [[nodiscard]] Challenge challenge() const {
     char buffer[40];
     EXPECT_EQ(::recv(fd_.get(), buffer, sizeof buffer, MSG_WAITALL), 40);
     return control::decode_challenge({buffer + 8, 32});
@@ -121,22 +121,23 @@ class Stranger {
   Fd fd_;
 };
 
-class ControlTest : public ::testing::TestWithParam<const char*> {};
+class ControlPlaneAddresses : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(ControlTest, NoticesBothWaysInOrder) {
+TEST_P(ControlPlaneAddresses, NoticesArriveInOrderBothWays) {
   Node a("a", GetParam());
   Node b("b", GetParam());
-  const auto b_at_a = a.know(b);
-  const auto a_at_b = b.know(a);
+  const auto b_at_a = a.add(b);
+  const auto a_at_b = b.add(a);
   EXPECT_EQ(b_at_a->silence(), Clock::duration::zero());
   constexpr int kCount = 1000;
   std::vector<std::string> expected;
   for (int i = 0; i < kCount; ++i) {
     expected.push_back(std::to_string(i) + std::string(i % 100, 'x'));
-    a.control.tell(b_at_a, say(expected.back()));  // the first before there is a connection
-    b.control.tell(a_at_b, say(expected.back()));  // both ends connect
+    a.control.tell(b_at_a,
+                   notice_of(expected.back()));  // the first ones before there is a connection
+    b.control.tell(a_at_b, notice_of(expected.back()));  // both sides connect
   }
-  EXPECT_TRUE(soon([&] { return a.texts().size() == kCount && b.texts().size() == kCount; }));
+  EXPECT_TRUE(eventually([&] { return a.texts().size() == kCount && b.texts().size() == kCount; }));
   EXPECT_EQ(a.texts(), expected);
   EXPECT_EQ(b.texts(), expected);
   EXPECT_EQ(b_at_a->state(), State::alive);
@@ -144,19 +145,19 @@ TEST_P(ControlTest, NoticesBothWaysInOrder) {
   EXPECT_EQ(a.last_sender(), b_at_a);
 }
 
-TEST_P(ControlTest, AGoodbyeIsNoDeath) {
+TEST_P(ControlPlaneAddresses, ADepartureIsNotADeath) {
   auto a = std::make_unique<Node>("a", GetParam());
   Node b("b", GetParam());
-  const auto b_at_a = a->know(b);
-  const auto a_at_b = b.know(*a);
+  const auto b_at_a = a->add(b);
+  const auto a_at_b = b.add(*a);
   a->control.connect(b_at_a);
-  a->control.tell(b_at_a, say("last words"));
+  a->control.tell(b_at_a, notice_of("last notice"));
   a.reset();
   EXPECT_TRUE(ends(a_at_b, State::departed));
-  EXPECT_TRUE(b.note_heard("last words"));
+  EXPECT_TRUE(b.receives("last notice"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Both, ControlTest, ::testing::Values("127.0.0.1", "::1"),
+INSTANTIATE_TEST_SUITE_P(Both, ControlPlaneAddresses, ::testing::Values("127.0.0.1", "::1"),
                          [](const auto& info) {
                            return std::string(info.param) == "::1" ? "IPv6" : "IPv4";
                          });
@@ -164,56 +165,57 @@ INSTANTIATE_TEST_SUITE_P(Both, ControlTest, ::testing::Values("127.0.0.1", "::1"
 TEST(ControlPlane, OneObjectPerPeer) {
   Node a("a");
   Node b("b");
-  a.control.tell(a.know(b), say("hello"));  // nobody holds the peer but its connection
-  ASSERT_TRUE(b.note_heard("hello"));
+  a.control.tell(a.add(b), notice_of("hello"));  // only the connection holds the peer
+  ASSERT_TRUE(b.receives("hello"));
   const auto a_at_b = b.last_sender();
   EXPECT_EQ(a_at_b->where(), "host a, pid " + std::to_string(::getpid()));
   EXPECT_EQ(a_at_b->identity().port, a.control.port());
-  EXPECT_EQ(b.know(a), a_at_b);
-  EXPECT_EQ(b.know(a), a_at_b);
+  EXPECT_EQ(b.add(a), a_at_b);
+  EXPECT_EQ(b.add(a), a_at_b);
 }
 
-TEST(ControlPlane, OnlyOneSideConnectsAndBothTalk) {
+TEST(ControlPlane, BothSidesSendOverOneConnection) {
   Node a("a");
   Node b("b");
-  const auto b_at_a = a.know(b);
+  const auto b_at_a = a.add(b);
   a.control.connect(b_at_a);
-  a.control.tell(b_at_a, say("ping"));
-  ASSERT_TRUE(b.note_heard("ping"));
-  b.control.tell(b.last_sender(), say("pong"));
-  EXPECT_TRUE(a.note_heard("pong"));
+  a.control.tell(b_at_a, notice_of("ping"));
+  ASSERT_TRUE(b.receives("ping"));
+  b.control.tell(b.last_sender(), notice_of("pong"));
+  EXPECT_TRUE(a.receives("pong"));
 }
 
-TEST(ControlPlane, ThreeOfThem) {
+TEST(ControlPlane, ThreeProcesses) {
   Node a("a");
   Node b("b");
   Node c("c");
   for (Node* from : {&a, &b, &c})
     for (Node* to : {&a, &b, &c})
-      if (from != to) from->control.tell(from->know(*to), say("to all"));
-  for (Node* node : {&a, &b, &c}) EXPECT_TRUE(soon([&] { return node->texts().size() == 2; }));
+      if (from != to) from->control.tell(from->add(*to), notice_of("to all"));
+  for (Node* node : {&a, &b, &c})
+    EXPECT_TRUE(eventually([&] { return node->texts().size() == 2; }));
 }
 
-TEST(ControlPlane, HeartbeatsGoBothWays) {
+TEST(ControlPlane, HeartbeatsAreSentBothWays) {
   Node a("a");
   Node b("b");
-  const auto b_at_a = a.know(b);
-  const auto a_at_b = b.know(a);
+  const auto b_at_a = a.add(b);
+  const auto a_at_b = b.add(a);
   a.control.connect(b_at_a);
-  ASSERT_TRUE(soon([&] { return a_at_b->silence() > 0s; }));
+  ASSERT_TRUE(eventually([&] { return a_at_b->silence() > 0s; }));
   std::this_thread::sleep_for(1500ms);
   EXPECT_LT(b_at_a->silence(), 1200ms);
   EXPECT_LT(a_at_b->silence(), 1200ms);
 }
 
-/// A waiter that sees the end must know what was said before it.
-TEST(ControlPlane, TheEndIsSeenAfterTheLastNotice) {
+/// A waiter that sees the new state must have the notice that explains it.
+TEST(ControlPlane, TheStateChangesAfterTheLastNotice) {
   for (int i = 0; i < 20; ++i) {
     auto a = std::make_unique<Node>("a");
     Node b("b");
-    const auto a_at_b = b.know(*a);
+    const auto a_at_b = b.add(*a);
     b.control.connect(a_at_b);
-    a->control.tell(a->know(b), say("the reason"));
+    a->control.tell(a->add(b), notice_of("the reason"));
     std::thread closer([&] { a.reset(); });
     EXPECT_TRUE(ends(a_at_b, State::departed));
     EXPECT_EQ(b.texts().size(), 1U);
@@ -221,21 +223,21 @@ TEST(ControlPlane, TheEndIsSeenAfterTheLastNotice) {
   }
 }
 
-TEST(ControlPlane, NothingIsSentAfterTheEnd) {
+TEST(ControlPlane, NothingIsSentToAPeerThatHasEnded) {
   auto a = std::make_unique<Node>("a");
   Node b("b");
-  const auto a_at_b = b.know(*a);
-  b.control.tell(a_at_b, say("x"));
-  ASSERT_TRUE(a->note_heard("x"));
+  const auto a_at_b = b.add(*a);
+  b.control.tell(a_at_b, notice_of("x"));
+  ASSERT_TRUE(a->receives("x"));
   a.reset();
   ASSERT_TRUE(ends(a_at_b, State::departed));
-  b.control.tell(a_at_b, say("y"));
+  b.control.tell(a_at_b, notice_of("y"));
   b.control.connect(a_at_b);
   std::this_thread::sleep_for(100ms);
-  EXPECT_EQ(a_at_b->state(), State::departed);  // the refused connection would mean death
+  EXPECT_EQ(a_at_b->state(), State::departed);  // a refused connection would mean died
 }
 
-TEST(ControlPlane, RefusedMeansDead) {
+TEST(ControlPlane, ARefusedConnectionMeansDied) {
   Node a("a");
   RemoteProcess::Identity gone{
       .id = random_digest(), .host = "b", .pid = 1, .address = "127.0.0.1"};
@@ -248,9 +250,9 @@ TEST(ControlPlane, RefusedMeansDead) {
   EXPECT_TRUE(ends(peer, State::died, 2s));
 }
 
-TEST(ControlPlane, NoAnswerMeansUnreachable) {
+TEST(ControlPlane, AConnectTimeoutMeansUnreachable) {
   Node a("a", "127.0.0.1", {}, 300ms);
-  // A listener whose queue is full does not answer.
+  // A listener with a full backlog does not answer.
   const Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto any_port = SocketAddress::parse("127.0.0.1", 0);
   ASSERT_EQ(::bind(listener.get(), any_port.get(), any_port.length()), 0);
@@ -266,138 +268,138 @@ TEST(ControlPlane, NoAnswerMeansUnreachable) {
   EXPECT_TRUE(ends(peer, State::unreachable, 5s));
 }
 
-TEST(ControlPlane, AnotherProcessOnThePortOfADeadOneIsNotTakenForIt) {
+TEST(ControlPlane, AnotherProcessOnThePortOfADeadOneIsRefused) {
   Node a("a");
   Node b("b");
   RemoteProcess::Identity dead = b.control.self();
   dead.id = random_digest();
-  const auto a_at_b = b.know(a);
+  const auto a_at_b = b.add(a);
   const auto peer = a.control.add_peer(dead, kSecret);
   a.control.connect(peer);
   EXPECT_TRUE(ends(peer, State::died));
-  EXPECT_EQ(a_at_b->state(), State::alive);  // it never had a connection
+  EXPECT_EQ(a_at_b->state(), State::alive);  // the connection was never authenticated
   EXPECT_EQ(a_at_b->silence(), 0s);
 }
 
-TEST(ControlPlane, WhoDoesNotKnowTheSecretIsDropped) {
+TEST(ControlPlane, AConnectorWithoutTheSecretIsDropped) {
   Node a("a");
   Node b("b");
-  const auto b_at_a = a.know(b, "a guess");
-  a.control.tell(b_at_a, say("let me in"));
+  const auto b_at_a = a.add(b, "a guess");
+  a.control.tell(b_at_a, notice_of("unauthenticated"));
   EXPECT_TRUE(ends(b_at_a, State::died));
   EXPECT_TRUE(b.texts().empty());
 }
 
-TEST(ControlPlane, ADismissedSecretCountsNoMore) {
+TEST(ControlPlane, ARemovedSecretIsNotAcceptedAnyMore) {
   Node a("a");
   Node b("b");
   b.control.add_secret(kSecret);     // for a second group
-  b.control.remove_secret(kSecret);  // of which one has ended
-  const auto b_at_a = a.know(b);
-  a.control.tell(b_at_a, say("one"));
-  ASSERT_TRUE(b.note_heard("one"));
+  b.control.remove_secret(kSecret);  // which has ended
+  const auto b_at_a = a.add(b);
+  a.control.tell(b_at_a, notice_of("one"));
+  ASSERT_TRUE(b.receives("one"));
   b.control.remove_secret(kSecret);
-  a.control.tell(b_at_a, say("two"));
-  EXPECT_TRUE(b.note_heard("two"));  // what is authenticated stays
+  a.control.tell(b_at_a, notice_of("two"));
+  EXPECT_TRUE(b.receives("two"));  // an authenticated connection stays open
   Node c("c");
-  const auto b_at_c = c.know(b);
+  const auto b_at_c = c.add(b);
   c.control.connect(b_at_c);
   EXPECT_TRUE(ends(b_at_c, State::died));
 }
 
 /// The ranks of a job do not start at the same moment.
-TEST(ControlPlane, ASecretMayBeAdmittedALittleLate) {
+TEST(ControlPlane, ASecretMayBeAddedAfterTheFirstAttempt) {
   Node a("a");
   Node b("b");
-  const auto b_at_a = a.know(b, "second group");
-  a.control.tell(b_at_a, say("early"));
+  const auto b_at_a = a.add(b, "second group");
+  a.control.tell(b_at_a, notice_of("early"));
   std::this_thread::sleep_for(100ms);
   b.control.add_secret("second group");
-  EXPECT_TRUE(b.note_heard("early"));
+  EXPECT_TRUE(b.receives("early"));
 }
 
-TEST(ControlPlane, GarbageDoesNotDisturb) {
+TEST(ControlPlane, InvalidFramesCloseOnlyTheirConnection) {
   Node a("a");
   Node b("b");
-  const auto b_at_a = a.know(b);
-  a.control.tell(b_at_a, say("before"));
-  ASSERT_TRUE(b.note_heard("before"));
-  const std::string header = control::encode(control::Kind::heartbeat).substr(0, 4);
-  const std::string all_kinds[] = {
+  const auto b_at_a = a.add(b);
+  a.control.tell(b_at_a, notice_of("before"));
+  ASSERT_TRUE(b.receives("before"));
+  const std::string header = control::encode(control::FrameKind::heartbeat).substr(0, 4);
+  const std::string invalid[] = {
       "GET / HTTP/1.1\r\n\r\n",
       std::string(10000, '\xff'),
       header + std::string("\x04\x00\xff\xff", 4) + std::string(70000, 'x'),  // too long
-      header + std::string("\x63\x00\x00\x00", 4),                            // of no kind
-      control::encode(control::Kind::heartbeat),
-      control::encode(control::Kind::goodbye),
-      control::encode(control::Kind::answer, "short"),
-      control::encode(control::Challenge{random_digest()}),
-      control::encode(say("I am nobody")),
+      header + std::string("\x63\x00\x00\x00", 4),                            // unknown kind
+      control::encode(control::FrameKind::heartbeat),
+      control::encode(control::FrameKind::departure),
+      control::encode(control::FrameKind::response, "short"),
+      control::encode(make_challenge()),
+      control::encode(notice_of("unauthenticated")),
   };
-  for (const std::string& garbage : all_kinds) {
-    const Stranger stranger(b);
-    stranger.send(garbage);
-    EXPECT_TRUE(stranger.is_dropped());
+  for (const std::string& bytes : invalid) {
+    const RawConnection connection(b);
+    connection.send(bytes);
+    EXPECT_TRUE(connection.is_dropped());
   }
-  for (int i = 0; i < 50; ++i) const Stranger scan(b);
-  a.control.tell(b_at_a, say("after"));
-  EXPECT_TRUE(b.note_heard("after"));
+  for (int i = 0; i < 50; ++i) const RawConnection port_scan(b);
+  a.control.tell(b_at_a, notice_of("after"));
+  EXPECT_TRUE(b.receives("after"));
   EXPECT_EQ(b.texts().size(), 2U);
   EXPECT_EQ(b_at_a->state(), State::alive);
 }
 
-/// An answer proves nothing to anybody but the one who asked for it.
-TEST(ControlPlane, ARepeatedAnswerIsWorthless) {
-  Node b("b");
-  const auto answer_to = [&](const control::Challenge& challenge) {
-    control::Answer answer{control::key_id(kSecret), random_digest(), {}, {.id = random_digest()}};
-    answer.proof = connector_proof(kSecret, challenge, answer, b.control.self().id);
-    return encode(answer);
-  };
-  const Stranger first(b);
-  const std::string answer = answer_to(first.challenge());
-  const Stranger second(b);
-  static_cast<void>(second.challenge());
-  second.send(answer);
-  EXPECT_TRUE(second.is_dropped());
-  first.send(answer + control::encode(say("good")));
-  EXPECT_TRUE(b.note_heard("good"));
+/// A valid response to a challenge of `node`.
+std::string response_to(const Challenge& challenge, const Node& node) {
+  const RemoteProcess::Identity identity{.id = random_digest()};
+  const std::string context = control::handshake_context(node.control.self().id, identity);
+  return control::encode(control::ConnectorResponse{
+      control::key_id(kSecret), respond(kSecret, challenge, context), identity});
 }
 
-TEST(ControlPlane, FramesComeInAnyPieces) {
+TEST(ControlPlane, AReplayedResponseIsRefused) {
   Node b("b");
-  const Stranger stranger(b);
-  const control::Challenge challenge = stranger.challenge();
-  control::Answer answer{control::key_id(kSecret), random_digest(), {}, {.id = random_digest()}};
-  answer.proof = connector_proof(kSecret, challenge, answer, b.control.self().id);
-  for (const char byte :
-       encode(answer) + control::encode(say("one")) + control::encode(say("two"))) {
-    stranger.send(std::string(1, byte));
+  const RawConnection first(b);
+  const std::string response = response_to(first.challenge(), b);
+  const RawConnection second(b);
+  static_cast<void>(second.challenge());
+  second.send(response);
+  EXPECT_TRUE(second.is_dropped());
+  first.send(response + control::encode(notice_of("good")));
+  EXPECT_TRUE(b.receives("good"));
+}
+
+TEST(ControlPlane, FramesMayArriveByteByByte) {
+  Node b("b");
+  const RawConnection connection(b);
+  for (const char byte : response_to(connection.challenge(), b) +
+                             control::encode(notice_of("one")) +
+                             control::encode(notice_of("two"))) {
+    connection.send(std::string(1, byte));
     std::this_thread::sleep_for(100us);
   }
-  EXPECT_TRUE(b.note_heard("two"));
+  EXPECT_TRUE(b.receives("two"));
   EXPECT_EQ(b.texts(), (std::vector<std::string>{"one", "two"}));
 }
 
-TEST(ControlPlane, TheSilentAreDroppedAndTheOldestFirst) {
+TEST(ControlPlane, UnauthenticatedConnectionsAreDroppedOldestFirst) {
   Node b("b");
   const auto start = Clock::now();
-  std::vector<std::unique_ptr<Stranger>> crowd;
-  for (int i = 0; i < 257; ++i) crowd.push_back(std::make_unique<Stranger>(b));
-  EXPECT_TRUE(crowd.front()->is_dropped());
+  std::vector<std::unique_ptr<RawConnection>> silent;
+  for (int i = 0; i < 257; ++i) silent.push_back(std::make_unique<RawConnection>(b));
+  EXPECT_TRUE(silent.front()->is_dropped());
   EXPECT_LT(Clock::now() - start, 1500ms);
   Node a("a");
-  a.control.tell(a.know(b), say("in spite of them"));
-  EXPECT_TRUE(b.note_heard("in spite of them"));
-  EXPECT_TRUE(crowd.back()->is_dropped());
+  a.control.tell(a.add(b), notice_of("still served"));
+  EXPECT_TRUE(b.receives("still served"));
+  EXPECT_TRUE(silent.back()->is_dropped());
   EXPECT_GE(Clock::now() - start, 1900ms);
 }
 
-TEST(ControlPlane, LongTextsAreCut) {
+TEST(ControlPlane, LongTextsAreTruncated) {
   Node a("a");
   Node b("b");
-  a.control.tell(a.know(b), say(std::string(100'000, 'x')));
-  ASSERT_TRUE(soon([&] { return !b.texts().empty(); }));
+  a.control.tell(a.add(b), notice_of(std::string(100'000, 'x')));
+  ASSERT_TRUE(eventually([&] { return !b.texts().empty(); }));
   EXPECT_GT(b.texts().front().size(), 4000U);
   EXPECT_LE(b.texts().front().size(), 4096U);
 }
@@ -418,31 +420,31 @@ TEST(ControlPlane, BadAddressesAreRefused) {
   EXPECT_THROW(a.control.add_peer({.address = "elsewhere"}, kSecret), Error);
 }
 
-/// Closing is safe whatever the monitor thread does meanwhile, and from several threads.
-TEST(ControlPlane, CloseWhileNoticesCome) {
+/// close() is safe while the monitor thread runs callbacks, and from several threads.
+TEST(ControlPlane, CloseWhileNoticesArrive) {
   for (int i = 0; i < 20; ++i) {
     Node a("a");
     Node b("b");
-    const auto b_at_a = a.know(b);
-    std::atomic<bool> enough{false};
-    std::thread teller([&] {
-      while (!enough.load()) a.control.tell(b_at_a, say("again"));
+    const auto b_at_a = a.add(b);
+    std::atomic<bool> stop{false};
+    std::thread sender([&] {
+      while (!stop.load()) a.control.tell(b_at_a, notice_of("again"));
     });
-    ASSERT_TRUE(b.note_heard("again"));
+    ASSERT_TRUE(b.receives("again"));
     std::thread other([&] { b.control.close(); });
     b.control.close();
     const std::size_t count = b.texts().size();
     EXPECT_TRUE(ends(b_at_a, State::departed));
     EXPECT_EQ(b.texts().size(), count);
     other.join();
-    enough = true;
-    teller.join();
+    stop = true;
+    sender.join();
   }
 }
 
 TEST(ControlPlane, CloseFromItsOwnCallback) {
-  const auto life = std::make_unique<Heartbeat>();
-  Monitor monitor(*life, [] {});
+  const auto heartbeat = std::make_unique<Heartbeat>();
+  Monitor monitor(*heartbeat, [] {});
   std::unique_ptr<ControlPlane> control;
   std::atomic<int> calls{0};
   control = std::make_unique<ControlPlane>(
@@ -457,35 +459,35 @@ TEST(ControlPlane, CloseFromItsOwnCallback) {
   control->add_secret(kSecret);
   Node a("a");
   const auto peer = a.control.add_peer(control->self(), kSecret);
-  a.control.tell(peer, say("close"));
-  EXPECT_TRUE(soon([&] { return calls.load() == 1; }));
+  a.control.tell(peer, notice_of("close"));
+  EXPECT_TRUE(eventually([&] { return calls.load() == 1; }));
   EXPECT_TRUE(ends(peer, State::departed));
 }
 
 TEST(ControlPlane, CloseAfterTheMonitorHasStopped) {
   Node a("a");
   Node b("b");
-  const auto a_at_b = b.know(a);
+  const auto a_at_b = b.add(a);
   b.control.connect(a_at_b);
-  ASSERT_TRUE(soon([&] { return a_at_b->silence() > 0s; }));
-  a.control.tell(a.know(b), say("x"));
-  ASSERT_TRUE(b.note_heard("x"));
+  ASSERT_TRUE(eventually([&] { return a_at_b->silence() > 0s; }));
+  a.control.tell(a.add(b), notice_of("x"));
+  ASSERT_TRUE(b.receives("x"));
   a.monitor.stop();
   a.control.close();
   EXPECT_TRUE(ends(a_at_b, State::departed));
 }
 
-TEST(ControlPlane, ClosingIsQuick) {
+TEST(ControlPlane, CloseTakesLessThanHalfASecond) {
   Node a("a");
   Node b("b");
-  a.control.tell(a.know(b), say("x"));
-  ASSERT_TRUE(b.note_heard("x"));
+  a.control.tell(a.add(b), notice_of("x"));
+  ASSERT_TRUE(b.receives("x"));
   const auto start = Clock::now();
   a.control.close();
   EXPECT_LT(Clock::now() - start, 500ms);
 }
 
-TEST(ControlPlane, DescriptorsDoNotPileUp) {
+TEST(ControlPlane, NoDescriptorIsLeaked) {
   const auto count = [] {
     int number = 0;
     for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
@@ -495,8 +497,8 @@ TEST(ControlPlane, DescriptorsDoNotPileUp) {
   const auto once = [] {
     Node a("a");
     Node b("b");
-    a.control.tell(a.know(b), say("x"));
-    EXPECT_TRUE(b.note_heard("x"));
+    a.control.tell(a.add(b), notice_of("x"));
+    EXPECT_TRUE(b.receives("x"));
   };
   once();
   const int before = count();
@@ -504,9 +506,9 @@ TEST(ControlPlane, DescriptorsDoNotPileUp) {
   EXPECT_EQ(count(), before);
 }
 
-// ---- with other processes ----
+// ---- several processes ----
 
-/// Another process with a Node that knows the secret and waits; it ends with this one.
+/// Another process with a Node that waits; it ends with this one.
 class Child {
  public:
   explicit Child(const std::function<void(Node&, int pipe)>& work = [](Node&, int) {}) {
@@ -537,11 +539,11 @@ class Child {
   void read_into(T& value) const {
     EXPECT_EQ(::read(pipe_.get(), &value, sizeof value), static_cast<ssize_t>(sizeof value));
   }
-  /// Connected and note_heard of.
-  std::shared_ptr<RemoteProcess> meet(Node& node) const {
+  /// Connects and waits for the first sign of life.
+  std::shared_ptr<RemoteProcess> connect(Node& node) const {
     auto peer = node.control.add_peer(identity_, kSecret);
     node.control.connect(peer);
-    EXPECT_TRUE(soon([&] { return peer->silence() > 0s; }));
+    EXPECT_TRUE(eventually([&] { return peer->silence() > 0s; }));
     std::this_thread::sleep_for(100ms);
     return peer;
   }
@@ -566,10 +568,10 @@ class Child {
   RemoteProcess::Identity identity_;
 };
 
-TEST(ControlProcess, AKilledProcessIsSeenToDie) {
+TEST(ControlProcess, AKilledProcessHasDied) {
   const Child child;
   Node node("parent");
-  const auto peer = child.meet(node);
+  const auto peer = child.connect(node);
   EXPECT_EQ(peer->state(), State::alive);
   child.kill(SIGKILL);
   EXPECT_TRUE(ends(peer, State::died, 1s));
@@ -577,33 +579,33 @@ TEST(ControlProcess, AKilledProcessIsSeenToDie) {
 
 TEST(ControlProcess, AStoppedProcessIsSilentNotDead) {
   const Child child;
-  Node node("parent", "127.0.0.1", {}, 1s);  // its host answers all the time
-  const auto peer = child.meet(node);
+  Node node("parent", "127.0.0.1", {}, 1s);  // its host keeps answering
+  const auto peer = child.connect(node);
   child.kill(SIGSTOP);
-  EXPECT_TRUE(soon([&] { return peer->silence() > 2500ms; }));
+  EXPECT_TRUE(eventually([&] { return peer->silence() > 2500ms; }));
   EXPECT_EQ(peer->state(), State::alive);
   child.kill(SIGCONT);
-  EXPECT_TRUE(soon([&] { return peer->silence() < 500ms; }));
+  EXPECT_TRUE(eventually([&] { return peer->silence() < 500ms; }));
   EXPECT_EQ(peer->state(), State::alive);
 }
 
-TEST(ControlProcess, AProcessThatIsStoppedAtFirstIsMetLater) {
+TEST(ControlProcess, AProcessThatIsStoppedAtFirstConnectsLater) {
   const Child child;
   child.kill(SIGSTOP);
   Node node("parent");
-  const auto peer = child.meet(node);  // its host accepts the connection
-  EXPECT_TRUE(soon([&] { return peer->silence() > 2500ms; }));
+  const auto peer = child.connect(node);  // its host accepts the connection
+  EXPECT_TRUE(eventually([&] { return peer->silence() > 2500ms; }));
   EXPECT_EQ(peer->state(), State::alive);
   child.kill(SIGCONT);
-  EXPECT_TRUE(soon([&] { return peer->silence() < 500ms; }));
+  EXPECT_TRUE(eventually([&] { return peer->silence() < 500ms; }));
   EXPECT_EQ(peer->state(), State::alive);
 }
 
-/// A data-loader worker must not hide the death of its rank.
+/// A DataLoader worker must not hide the death of its rank.
 TEST(ControlProcess, AForkedChildDoesNotKeepConnectionsAlive) {
   pid_t grandchild = -1;
   const Child child([](Node& node, int pipe) {
-    soon([&] { return !node.texts().empty(); });
+    eventually([&] { return !node.texts().empty(); });
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::alarm(60);
@@ -612,8 +614,8 @@ TEST(ControlProcess, AForkedChildDoesNotKeepConnectionsAlive) {
     static_cast<void>(!::write(pipe, &pid, sizeof pid));
   });
   Node node("parent");
-  const auto peer = child.meet(node);
-  node.control.tell(peer, say("fork now"));
+  const auto peer = child.connect(node);
+  node.control.tell(peer, notice_of("fork now"));
   child.read_into(grandchild);
   ASSERT_GT(grandchild, 0);
   child.kill(SIGKILL);
@@ -622,16 +624,16 @@ TEST(ControlProcess, AForkedChildDoesNotKeepConnectionsAlive) {
   ::kill(grandchild, SIGKILL);
 }
 
-TEST(ControlProcess, InAForkedChildEverythingIsClosedAndHarmless) {
+TEST(ControlProcess, AForkedChildHasNoSocketsAndItsCallsDoNothing) {
   Node a("a");
   Node b("b");
-  const auto b_at_a = a.know(b);
-  a.control.tell(b_at_a, say("before"));
-  ASSERT_TRUE(b.note_heard("before"));
+  const auto b_at_a = a.add(b);
+  a.control.tell(b_at_a, notice_of("before"));
+  ASSERT_TRUE(b.receives("before"));
   const pid_t pid = ::fork();
   if (pid == 0) {
     ::alarm(20);
-    a.control.tell(b_at_a, say("from the child"));
+    a.control.tell(b_at_a, notice_of("from the child"));
     a.control.connect(b_at_a);
     a.control.close();
     int sockets = 0;
@@ -645,8 +647,8 @@ TEST(ControlProcess, InAForkedChildEverythingIsClosedAndHarmless) {
   int status = 0;
   ASSERT_EQ(::waitpid(pid, &status, 0), pid);
   EXPECT_EQ(status, 0);
-  a.control.tell(b_at_a, say("after"));
-  EXPECT_TRUE(b.note_heard("after"));
+  a.control.tell(b_at_a, notice_of("after"));
+  EXPECT_TRUE(b.receives("after"));
   EXPECT_EQ(b.texts(), (std::vector<std::string>{"before", "after"}));
   EXPECT_EQ(b_at_a->state(), State::alive);
 }

@@ -1,0 +1,61 @@
+// The processes of other hosts that a ControlPlane knows, and the secrets that authenticate them.
+// Thread safety: none; guarded by the ControlPlane's mutex.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "health/control_protocol.h"
+#include "health/remote_process.h"
+
+namespace tccl::control {
+
+struct Connection;
+
+/// A RemoteProcess with the state of its connections.
+struct Peer final : RemoteProcess {
+  explicit Peer(Identity identity) : RemoteProcess(std::move(identity)) {}
+  using RemoteProcess::note_heard;
+  using RemoteProcess::set_state;
+
+  std::string secret;  // for connections from this process
+  std::string unsent;  // encoded notices that wait for the first authenticated connection
+  /// Notices use the first one, so they stay in order.
+  std::vector<Connection*> authenticated;
+  bool wanted = false;      // connect() or tell() was called
+  bool connecting = false;  // this process has a connection to it that is not authenticated yet
+  bool ended = false;       // set_state() follows, after the notices received before
+  bool departed = false;    // it sent a departure on one of the connections
+  int failed_handshakes = 0;
+};
+
+/// The ControlPlane hands out Peers as RemoteProcesses.
+inline std::shared_ptr<Peer> as_peer(const std::shared_ptr<RemoteProcess>& process) {
+  return std::static_pointer_cast<Peer>(process);
+}
+
+class PeerTable {
+ public:
+  /// Each add_secret() needs one remove_secret().
+  void add_secret(const std::string& secret);
+  void remove_secret(const std::string& secret);
+  /// Null if the secret is not accepted (any more).
+  [[nodiscard]] const std::string* find_secret(const KeyId& key) const;
+
+  /// The Peer with this id, as long as it has not ended and is in use; else a new one.
+  std::shared_ptr<Peer> find_or_add(const RemoteProcess::Identity& identity);
+  /// The peers to which a connection is wanted. Forgets peers that are not in use any more.
+  std::vector<std::shared_ptr<Peer>> wanted();
+
+ private:
+  struct AcceptedSecret {
+    std::string secret;
+    int uses = 0;
+  };
+  std::map<KeyId, AcceptedSecret> secrets_;
+  std::map<Digest, std::weak_ptr<Peer>> peers_;
+};
+
+}  // namespace tccl::control

@@ -1,0 +1,243 @@
+// The agreement between hosts, with threads as the leaders of hosts and a store in memory.
+#include "rendezvous/host_agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "rendezvous/init_errors.h"
+#include "rendezvous/join_record.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+class MemoryStore final : public Store {
+ public:
+  void set(const std::string& key, std::string_view value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); }))
+      throw Error(Errc::timeout, "no key " + key);
+    return values_[key];
+  }
+  void remove(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    values_.erase(key);
+  }
+  std::vector<std::string> keys() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> result;
+    for (const auto& [key, value] : values_) result.push_back(key);
+    return result;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+/// One rank per host.
+struct Hosts {
+  explicit Hosts(int count) : labels(static_cast<std::size_t>(count)) {
+    std::iota(labels.begin(), labels.end(), 0);
+  }
+
+  RendezvousOptions options_of(int host, std::chrono::milliseconds timeout) {
+    return {
+        .store = &store,
+        .group = "world",
+        .secret = "the group's secret",
+        .rank = host,
+        .size = static_cast<int>(labels.size()),
+        .timeout = timeout,
+        .deadline = deadline_after(timeout),
+        .offer_addresses = [host] {
+          return AddressOffer{"h" + std::to_string(host), {"10.0.0." + std::to_string(host + 1)}};
+        }};
+  }
+
+  /// Runs `body` for every host, each on its thread; the error text of each, empty for none.
+  template <class Body>
+  std::vector<std::string> run(const Body& body, std::chrono::milliseconds timeout = 20s) {
+    std::vector<std::string> errors(labels.size());
+    std::vector<std::thread> threads;
+    for (std::size_t host = 0; host < labels.size(); ++host)
+      threads.emplace_back([&, host] {
+        const RendezvousOptions options = options_of(static_cast<int>(host), timeout);
+        const HostMap host_map(labels);
+        HostAgreement hosts(options, host_map,
+                            {.on_poll = [] {}, .on_failure = [](const Status&) {}});
+        try {
+          body(static_cast<int>(host), hosts);
+        } catch (const std::exception& error) {
+          errors[host] = error.what();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    return errors;
+  }
+
+  MemoryStore store;
+  std::vector<int> labels;
+};
+
+std::vector<LocalPeer> one_rank(int rank, int size) {
+  std::vector<LocalPeer> local(1);
+  local.front().peer_info.rank = rank;
+  local.front().peer_info.size = size;
+  local.front().peer_info.host_index = rank;
+  local.front().peer_info.pid = 100 + rank;
+  return local;
+}
+
+class HostAgreementTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(HostAgreementTest, AllRoundsSucceedAndNoKeyIsLeft) {
+  const int count = GetParam();
+  Hosts hosts(count);
+  std::atomic<int> accepted{0};
+  const auto errors = hosts.run([&](int host, HostAgreement& agreement) {
+    EXPECT_EQ(agreement.agree_on_address(), "10.0.0." + std::to_string(host + 1));
+    const Roster roster = agreement.exchange_peer_infos([&] { return one_rank(host, count); });
+    ASSERT_EQ(roster.all.size(), static_cast<std::size_t>(count));
+    for (int rank = 0; rank < count; ++rank)
+      EXPECT_EQ(roster.all[static_cast<std::size_t>(rank)].pid, 100 + rank);
+    agreement.commit([&] { accepted.fetch_add(1); });
+    EXPECT_EQ(accepted.load(), count);  // nobody returns before all have accepted
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  EXPECT_EQ(hosts.store.keys(), std::vector<std::string>{});
+}
+
+TEST_P(HostAgreementTest, AFailureInAnyRoundFailsAllHostsAlike) {
+  const int count = GetParam();
+  for (const Round round : {Round::peer_infos, Round::status}) {
+    for (int failing = 0; failing < count; ++failing) {
+      Hosts hosts(count);
+      const auto fail_in = [&](Round current, int host) {
+        if (current == round && host == failing)
+          throw Error(Errc::system, "host " + std::to_string(host) + " is out of memory", {host});
+      };
+      const auto errors = hosts.run([&](int host, HostAgreement& agreement) {
+        static_cast<void>(agreement.agree_on_address());
+        static_cast<void>(agreement.exchange_peer_infos([&] {
+          fail_in(Round::peer_infos, host);
+          return one_rank(host, count);
+        }));
+        agreement.commit([&] { fail_in(Round::status, host); });
+      });
+      for (const std::string& error : errors)
+        EXPECT_EQ(error, "host " + std::to_string(failing) + " is out of memory");
+    }
+  }
+}
+
+/// Such as Ctrl-C: not an Error, so the host does not take part in the exchange any more.
+TEST_P(HostAgreementTest, AnInterruptedHostFailsTheOthersBeforeTheTimeout) {
+  const int count = GetParam();
+  for (int interrupted = 0; interrupted < count; ++interrupted) {
+    Hosts hosts(count);
+    const auto start = Clock::now();
+    const auto errors = hosts.run([&](int host, HostAgreement& agreement) {
+      static_cast<void>(agreement.agree_on_address());
+      static_cast<void>(agreement.exchange_peer_infos([&] { return one_rank(host, count); }));
+      agreement.commit([&] {
+        if (host == interrupted) throw std::runtime_error("SIGINT");
+      });
+    });
+    EXPECT_LT(Clock::now() - start, 10s);
+    for (std::size_t host = 0; host < errors.size(); ++host) {
+      if (static_cast<int>(host) == interrupted)
+        EXPECT_EQ(errors[host], "SIGINT");
+      else
+        EXPECT_NE(errors[host].find("init of group \"world\": rank " + std::to_string(interrupted) +
+                                    " (host "),
+                  std::string::npos)
+            << errors[host];
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, HostAgreementTest, ::testing::Values(2, 3, 5),
+                         [](const auto& info) { return std::to_string(info.param); });
+
+TEST(HostAgreement, AMissingHostIsATimeout) {
+  Hosts hosts(3);
+  const auto errors = hosts.run(
+      [&](int host, HostAgreement& agreement) {
+        if (host != 2) static_cast<void>(agreement.agree_on_address());
+      },
+      300ms);
+  EXPECT_NE(errors[0].find("init of group \"world\" timed out after 0.3 s: the 3 hosts did not "
+                           "complete the exchange of addresses"),
+            std::string::npos)
+      << errors[0];
+  EXPECT_NE(errors[1].find("timed out after 0.3 s"), std::string::npos) << errors[1];
+}
+
+// ---- what the error of a timeout says
+
+class MissingRanks : public ::testing::Test {
+ protected:
+  std::string text(int size, std::vector<int> local_waiters) {
+    RendezvousOptions options = Hosts(size).options_of(0, 1500ms);
+    options.store = &store_;
+    return missing_ranks_timeout(options, local_waiters).what();
+  }
+  void join(int rank, bool waiting) {
+    publish_joined(store_, rank);
+    if (waiting) WaitingMark(store_, rank).set();
+  }
+
+  MemoryStore store_;
+  const std::string process_ = "host " + host_name() + ", pid " + std::to_string(::getpid());
+};
+
+TEST_F(MissingRanks, NeverJoined) {
+  join(0, true);
+  join(2, true);
+  EXPECT_EQ(text(3, {0}),
+            "init of group \"world\" timed out after 1.5 s: rank 1 never joined; ranks 0,2 waited "
+            "for it");
+  EXPECT_EQ(
+      text(4, {0}),
+      "init of group \"world\" timed out after 1.5 s: ranks 1,3 never joined; ranks 0,2 waited "
+      "for them");
+}
+
+TEST_F(MissingRanks, JoinedButNeverCompleted) {
+  for (const int rank : {0, 1}) join(rank, true);
+  join(2, false);
+  EXPECT_EQ(text(3, {0}), "init of group \"world\" timed out after 1.5 s: rank 2 (" + process_ +
+                              ") joined but never completed the rendezvous; ranks 0,1 waited for "
+                              "it");
+  EXPECT_EQ(text(4, {0}),
+            "init of group \"world\" timed out after 1.5 s: rank 3 never joined; rank "
+            "2 (" +
+                process_ +
+                ") joined but never completed the rendezvous; ranks 0,1 waited for "
+                "them");
+}
+
+TEST_F(MissingRanks, AllWaiting) {
+  join(1, true);
+  EXPECT_EQ(text(2, {0}),
+            "init of group \"world\" timed out after 1.5 s: all 2 ranks joined, but the rendezvous "
+            "did not complete");
+}
+
+}  // namespace
+}  // namespace tccl

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "communicator/match_queue.h"

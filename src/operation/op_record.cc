@@ -86,7 +86,7 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   if (record.op != Op::barrier && !counts_are_private(record.op))
     text += formatted("count {}{}, ", record.count, counts_are_shared(record.op) ? " in all" : "");
   if (record.whole_count != 0)
-    text += formatted("piece {} of a whole of {}, ", record.piece + 1, record.whole_count);
+    text += formatted("chunk {} of {} elements, ", record.piece + 1, record.whole_count);
   if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);

@@ -1,4 +1,4 @@
-// Orders of operations in which a library with one worker thread, or with one lock, stands still.
+// Orders of operations in which a library with one worker thread, or with one lock, deadlocks.
 #include <atomic>
 
 #include "harness.h"
@@ -84,8 +84,8 @@ TEST(DeadlockProcess, BlockingSmallSendsBothWaysBeforeReceives) {
   ranks.expect_all_exit_cleanly();
 }
 
-// All operations look the same, so that only their order can tell them apart.
-TEST(CallbackOrderProcess, WhatACallbackIssuesStandsWhereItWasRegistered) {
+// All operations have the same arguments, so that only their order distinguishes them.
+TEST(CallbackOrderProcess, OperationsOfACallbackTakeThePositionOfItsRegistration) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("world", 10s);
     for (int round = 0; round < 200; ++round) {
@@ -97,14 +97,14 @@ TEST(CallbackOrderProcess, WhatACallbackIssuesStandsWhereItWasRegistered) {
         return tccl::allreduce(x, x, 1, DType::float32, ReduceOp::sum);
       };
       std::atomic<int> callbacks{0};
-      // The ranks are at different places when the first operation completes.
+      // The ranks have issued different operations when the first one completes.
       const auto pause = [&](int who) {
         if (rank.rank == who) std::this_thread::sleep_for(std::chrono::microseconds(150));
       };
       float between = 10000;
       const auto work = world->start(sum(&first));
       world->start(sum(&between));
-      if (round % 4 == 0) work->wait();  // then the callback runs where it is registered
+      if (round % 4 == 0) work->wait();  // then on_done_in_order() runs the callback itself
       work->on_done_in_order([&] {
         pause(0);
         const auto own = world->start(sum(&inner));
@@ -130,7 +130,7 @@ TEST(CallbackOrderProcess, WhatACallbackIssuesStandsWhereItWasRegistered) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(CallbackOrderProcess, ACallbackMayWaitForWhatComesLater) {
+TEST(CallbackOrderProcess, ACallbackMayWaitForLaterOperations) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("world", 10s);
     for (int round = 0; round < 50; ++round) {
@@ -152,26 +152,26 @@ TEST(CallbackOrderProcess, ACallbackMayWaitForWhatComesLater) {
 TEST(CallbackOrderProcess, ACallbackThatDoesNotReturnIsATimeout) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("world", 1s);
-    std::atomic<bool> go_on{false};
+    std::atomic<bool> may_return{false};
     std::atomic<bool> entered{false};
     const auto first = world->start(tccl::barrier());
     first->on_done_in_order([&] {
       entered = true;
-      while (!go_on) std::this_thread::sleep_for(1ms);
+      while (!may_return) std::this_thread::sleep_for(1ms);
     });
-    if (!entered) std::this_thread::sleep_for(100ms);  // a driver has run it
+    if (!entered) std::this_thread::sleep_for(100ms);  // a pool thread runs it
     const auto second = world->start(tccl::barrier());
     try {
       second->wait();
-      rank.say("no error");
+      rank.report("no error");
     } catch (const tccl::Error& error) {
       check(error.code() == tccl::Errc::timeout, error.what());
       check(
           std::string(error.what()).find("a callback of an earlier operation") != std::string::npos,
           error.what());
     }
-    go_on = true;
-    second->wait();  // it goes on as soon as the callback has returned
+    may_return = true;
+    second->wait();  // it starts when the callback has returned
   });
   ranks.expect_all_exit_cleanly();
 }
@@ -244,12 +244,12 @@ TEST(DeadlockProcess, SendArrivesWhileTheSenderComputes) {
     std::vector<char> data(std::size_t{1} << 20, 'x');
     if (rank.rank == 0) {
       const Work work = world->start(tccl::send(data.data(), data.size(), 1));
-      rank.say("sent");
+      rank.report("sent");
       std::this_thread::sleep_for(1s);  // computes, and does not call the library
       work->wait();
     } else {
       world->run(tccl::recv(data.data(), data.size(), 0));
-      rank.say("received");
+      rank.report("received");
     }
     world->run(tccl::barrier());
   });

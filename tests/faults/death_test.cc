@@ -1,5 +1,5 @@
-// Ranks that are killed, stopped, or leave: survivors get an error that says who, quickly; whoever
-// does not need the missing rank is not disturbed.
+// Ranks that are killed, stopped, or leave: survivors get an error that names the rank within
+// milliseconds; ranks that do not need the missing rank continue.
 #include <sys/mman.h>
 
 #include <numeric>
@@ -27,7 +27,7 @@ struct Buffers {
   }
 };
 
-/// Every operation, rooted ones at the victim, so that all ranks come to need it.
+/// Every operation; rooted ones have the victim as root, so that all ranks need it.
 tccl::Operation operation(tccl::Op op, Buffers& b, const Rank& rank) {
   const void* in = b.in.data();
   void* out = b.out.data();
@@ -63,7 +63,7 @@ tccl::Operation operation(tccl::Op op, Buffers& b, const Rank& rank) {
       return tccl::alltoallv(b.in_blocks, b.out_blocks, type);
     case tccl::Op::send:
     case tccl::Op::recv:
-      // Large enough to need a grant, so that a transfer under way is killed too.
+      // Large enough to need a grant, so that ranks are killed during a transfer too.
       return rank.rank == kVictim ? tccl::send(in, kCount * 4, 0)
                                   : tccl::recv(out, kCount * 4, kVictim);
   }
@@ -75,7 +75,7 @@ void loop_until_error(Rank& rank, tccl::Op op, tccl::Milliseconds timeout = 20s)
   Buffers buffers(rank.size);
   const tccl::Operation o = operation(op, buffers, rank);
   world->run(tccl::barrier());
-  rank.say("ready");
+  rank.report("ready");
   for (;;) {
     world->run(o);
     if (op != tccl::Op::send || rank.rank != kVictim) continue;
@@ -117,7 +117,7 @@ TEST_P(DeathProcess, KilledInTheMiddle) {
   Times times;
   for (int round = 0; round < 5; ++round) {
     Ranks ranks(3, [&](Rank& rank) { loop_until_error(rank, op); });
-    ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+    ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
     const double killed_at = ranks.kill_rank(kVictim);
     ranks.finish(20s);
@@ -145,7 +145,7 @@ TEST(DeathOfABigProcess, FourGigabytesResident) {
     if (rank.rank == kVictim) make_resident(std::size_t{4} << 30);
     loop_until_error(rank, tccl::Op::allreduce, 100s);
   });
-  ASSERT_TRUE(ranks.all_said("ready", 100s)) << ranks.transcript();
+  ASSERT_TRUE(ranks.all_reported("ready", 100s)) << ranks.transcript();
   Times times;
   const double killed_at = ranks.kill_rank(kVictim);
   ranks.finish(20s);
@@ -171,32 +171,32 @@ TEST(DeathOfAParentProcess, ForkedChildIsStillAlive) {
         ::sleep(3);
         ::_exit(refused ? 0 : 1);
       }
-      rank.say("child " + std::to_string(child));
+      rank.report("child " + std::to_string(child));
     }
-    rank.say("ready");
+    rank.report("ready");
     for (;;) world->run(sum);
   });
-  ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+  ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
   std::this_thread::sleep_for(20ms);
   Times times;
   const double killed_at = ranks.kill_rank(kVictim);
   ranks.finish(20s, -1);
   expect_survivors_blame(ranks, kVictim, killed_at, times);
-  EXPECT_LT(times.ms.front(), 1000) << "the child kept its parent's sign of life";
+  EXPECT_LT(times.ms.front(), 1000) << "the child kept its parent's heartbeat";
   std::printf("time to error, forked child alive: %.2f ms\n", times.ms.front());
 }
 
-TEST(StallProcess, StoppedRankIsATimeoutThatSaysStalled) {
+TEST(StallProcess, StoppedRankIsATimeoutThatNamesItStalled) {
   for (const auto op : {tccl::Op::allreduce, tccl::Op::recv}) {
     Ranks ranks(2, [&](Rank& rank) {
       auto world = rank.join("tp", 1500ms);
       Buffers buffers(rank.size);
       const tccl::Operation o = operation(op, buffers, rank);
       world->run(tccl::barrier());
-      rank.say("ready");
+      rank.report("ready");
       for (;;) world->run(o);
     });
-    ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+    ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
     std::this_thread::sleep_for(20ms);
     ranks.kill_rank(kVictim, SIGSTOP);
     ranks.finish(20s, kVictim);
@@ -208,7 +208,7 @@ TEST(StallProcess, StoppedRankIsATimeoutThatSaysStalled) {
   }
 }
 
-TEST(StallProcess, SlowRankIsATimeoutThatDoesNotSayStalled) {
+TEST(StallProcess, SlowRankIsATimeoutThatDoesNotNameItStalled) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("tp", 1200ms);
     world->run(tccl::barrier());
@@ -220,20 +220,20 @@ TEST(StallProcess, SlowRankIsATimeoutThatDoesNotSayStalled) {
   ASSERT_TRUE(error) << ranks.transcript();
   EXPECT_NE(error->text.find("has not joined it"), std::string::npos) << error->text;
   EXPECT_EQ(error->text.find("stalled"), std::string::npos) << error->text;
-  // The late rank learns that the group is dead, and why.
+  // The late rank learns that the group has failed, and why.
   EXPECT_TRUE(ranks.outcomes[1].find("error timeout")) << ranks.transcript();
 }
 
-TEST(LeaveProcess, RootThatFinishesABroadcastAndExitsDisturbsNobody) {
+TEST(LeaveProcess, RootMayLeaveAfterABroadcast) {
   for (const std::size_t count : {std::size_t{10}, std::size_t{1} << 22}) {
     Ranks ranks(3, [&](Rank& rank) {
       auto world = rank.join("tp", 10s);
       std::vector<float> data(count, rank.rank == 0 ? 5.0F : 0.0F);
-      // A slow leaf: the small broadcast's root is gone before it looks.
+      // A slow leaf: the root of the small broadcast has left before the leaf starts.
       if (rank.rank == 2 && count == 10) std::this_thread::sleep_for(300ms);
       world->run(tccl::broadcast(data.data(), count, DType::float32, 0));
       check(data.front() == 5.0F && data.back() == 5.0F, "payload");
-      if (rank.rank == 0) return;  // leaves scope: goodbye
+      if (rank.rank == 0) return;  // leaves the group
       int token = rank.rank;
       if (rank.rank == 1) world->run(tccl::send(&token, sizeof token, 2));
       if (rank.rank == 2) world->run(tccl::recv(&token, sizeof token, 1));
@@ -256,7 +256,7 @@ TEST(LeaveProcess, OperationThatNeedsARankThatHasLeft) {
   EXPECT_NE(error->text.find("left group tp"), std::string::npos) << error->text;
 }
 
-TEST(LeaveProcess, LastWordsOfASenderThatLeftArrive) {
+TEST(LeaveProcess, MessagesOfASenderThatLeftArrive) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("tp", 10s);
     int value = 42;
@@ -269,7 +269,7 @@ TEST(LeaveProcess, LastWordsOfASenderThatLeftArrive) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(AbortProcess, EveryWaiterReturnsAtOnce) {
+TEST(AbortProcess, EveryWaitingRankReturnsImmediately) {
   Ranks ranks(3, [](Rank& rank) {
     auto world = rank.join("tp");
     world->run(tccl::barrier());
@@ -277,7 +277,7 @@ TEST(AbortProcess, EveryWaiterReturnsAtOnce) {
     if (rank.rank == 0)
       aborter = std::thread([&] {
         std::this_thread::sleep_for(200ms);
-        rank.say("abort");
+        rank.report("abort");
         world->abort("enough");
       });
     try {
@@ -286,13 +286,13 @@ TEST(AbortProcess, EveryWaiterReturnsAtOnce) {
       for (;;) world->run(tccl::reduce(&x, &x, 1, DType::float32, ReduceOp::sum, 2));
     } catch (const tccl::Error& error) {
       check(error.code() == tccl::Errc::aborted, error.what());
-      rank.say("caught " + std::string(error.what()));
+      rank.report("caught " + std::string(error.what()));
     }
     if (aborter.joinable()) aborter.join();
     try {
       world->run(tccl::barrier());
     } catch (const tccl::Error& error) {
-      rank.say("still " + std::string(error.what()));
+      rank.report("still " + std::string(error.what()));
     }
     auto again = rank.join("second");
     again->run(tccl::barrier());

@@ -3,12 +3,11 @@
 //   Ranks ranks(2, [](Rank& rank) {
 //     auto comm = rank.join("world");
 //     ...
-//     rank.say("done");
+//     rank.report("done");
 //   });
 //   ranks.expect_all_exit_cleanly();
 //
-// What a body throws is reported as the line "error <code> <text>". Nothing here waits without
-// bound.
+// An exception of the body is reported as the line "error <code> <text>". Every wait is bounded.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -61,7 +60,7 @@ class Rank {
         {.name = name, .timeout = timeout, .first_sequence = first_sequence});
   }
   /// A line for the parent; the time is on a clock that all processes share.
-  void say(const std::string& text) const {
+  void report(const std::string& text) const {
     const std::string line = std::to_string(now_ms()) + " " + text + "\n";
     ASSERT_EQ(::write(pipe_, line.data(), line.size()), static_cast<ssize_t>(line.size()));
   }
@@ -100,10 +99,10 @@ inline int run_body(Rank& rank, const std::function<void(Rank&)>& body) {
     body(rank);
     return ::testing::Test::HasFailure() ? 3 : 0;
   } catch (const tccl::Error& error) {
-    rank.say("error " + std::string(name_of(error.code())) + " " + error.what());
+    rank.report("error " + std::string(name_of(error.code())) + " " + error.what());
     return 2;
   } catch (const std::exception& error) {
-    rank.say(std::string("exception ") + error.what());
+    rank.report(std::string("exception ") + error.what());
     return 4;
   }
 }
@@ -127,7 +126,7 @@ class Ranks {
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  /// Reads what the ranks say until `enough` or until the limit; false at the limit.
+  /// Reads the lines of the ranks until `enough` or until the limit; false at the limit.
   bool read_until(const std::function<bool()>& enough, std::chrono::milliseconds limit) {
     const double end = now_ms() + static_cast<double>(limit.count());
     while (!enough()) {
@@ -137,7 +136,7 @@ class Ranks {
     }
     return true;
   }
-  bool all_said(const std::string& start, std::chrono::milliseconds limit = 30s) {
+  bool all_reported(const std::string& start, std::chrono::milliseconds limit = 30s) {
     return read_until(
         [&] {
           return std::ranges::all_of(outcomes,
@@ -190,7 +189,7 @@ class Ranks {
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      ::setsid();  // as torchrun starts ranks
+      ::setsid();  // like torchrun
       for (const Outcome& earlier : outcomes) ::close(earlier.pipe);
       ::close(ends[0]);
       int code = 0;
@@ -242,7 +241,7 @@ class Ranks {
   std::string directory_;
 };
 
-/// Of /proc/self/fd, say: to see that nothing piles up.
+/// Of /proc/self/fd, for example: to detect leaks.
 inline int count_entries(const char* directory) {
   int count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) ++count;

@@ -1,5 +1,5 @@
-// A hundred jobs, every second one with a rank killed at a random moment: every survivor ends with
-// an error, none hangs, and the machine is left as it was.
+// A hundred jobs, every second one with a rank killed at a random moment: every survivor gets an
+// error, none hangs, and nothing is leaked.
 #include <fstream>
 #include <random>
 #include <set>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kRuns = 100;
 
-/// What a leaking library would leave behind.
+/// Resources of the machine that the library could leak.
 struct Machine {
   std::set<std::string> files;  // in /dev/shm, and ours in /tmp
   long shmem_kib = 0;
@@ -38,13 +38,13 @@ struct Machine {
   }
 };
 
-/// For a short while, or until a rank is killed.
+/// For 60 ms, or until a rank is killed.
 void run_random_collectives(Rank& rank, unsigned seed, bool endless) {
   auto world = rank.join("soak");
   std::mt19937 random(seed);  // the same on all ranks
   std::vector<float> in(100'000, 1.0F);
   std::vector<float> out(300'000);
-  rank.say("ready");
+  rank.report("ready");
   const double end = now_ms() + 60;
   for (;;) {
     const std::size_t count = random() % (random() % 2 == 0 ? 100 : in.size());
@@ -74,7 +74,7 @@ void run_random_collectives(Rank& rank, unsigned seed, bool endless) {
   }
 }
 
-TEST(KillSoakProcess, HundredRunsLeaveNothingBehind) {
+TEST(KillSoakProcess, HundredRunsLeakNothing) {
   const unsigned seed = std::random_device()();
   std::printf("seed %u\n", seed);
   std::mt19937 random(seed);
@@ -84,7 +84,7 @@ TEST(KillSoakProcess, HundredRunsLeaveNothingBehind) {
     const unsigned run_seed = random();
     const bool kills = run % 2 != 0;
     Ranks ranks(3, [&](Rank& rank) { run_random_collectives(rank, run_seed, kills); });
-    ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+    ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
     if (!kills) {
       ranks.expect_all_exit_cleanly();
       continue;

@@ -1,5 +1,5 @@
-// Beginnings and ends in awkward places: closing beside running operations, in callbacks, after
-// fork(), at exit; one store for several groups; processes that come and go.
+// Creation and close at difficult moments: during operations, in callbacks, after fork(), at exit;
+// one store for several groups; peers that join and leave.
 #include <atomic>
 
 #include "harness.h"
@@ -29,7 +29,7 @@ TEST(CloseProcess, BesideRunningThreads) {
             if (error.code() == tccl::Errc::aborted || error.code() == tccl::Errc::peer_lost)
               return;
             ++unexpected;
-            rank.say(std::string("unexpected: ") + error.what());
+            rank.report(std::string("unexpected: ") + error.what());
           }
         });
       std::this_thread::sleep_for(std::chrono::microseconds(200 * round));
@@ -65,7 +65,7 @@ TEST(CloseProcess, InTheCallbackOfAMessage) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(CloseProcess, LastReferencesGoAwayInACallback) {
+TEST(CloseProcess, LastReferencesAreReleasedInACallback) {
   Ranks ranks(2, [](Rank& rank) {
     for (const bool message : {false, true}) {
       auto context = tccl::Context::create();
@@ -97,23 +97,23 @@ TEST(CloseProcess, LastReferencesGoAwayInACallback) {
   std::filesystem::remove_all("/tmp/tccl-last-" + std::to_string(::getpid()));
 }
 
-TEST(CallbackProcess, ThatBlocksHoldsUpNoOtherTraffic) {
+TEST(CallbackProcess, ThatBlocksDoesNotDelayOtherTraffic) {
   Ranks ranks(2, [](Rank& rank) {
     const Comm a = rank.join("a", 10s);
     const Comm b = rank.join("b", 10s);
     std::vector<char> large(std::size_t{32} << 20, 'x');
     int token = 0;
-    std::atomic<bool> met{false};
+    std::atomic<bool> synchronised{false};
     if (rank.rank == 0) {
       const Work second = b->start(tccl::send(large.data(), large.size(), 1));
       const Work first = a->start(tccl::recv(&token, sizeof token, 1));
       first->on_done([&] {
-        a->run(tccl::barrier());  // rank 1 comes here only after it has the large message
-        met = true;
+        a->run(tccl::barrier());  // rank 1 joins only after it has received the large message
+        synchronised = true;
       });
       const double limit = now_ms() + 9000;
-      while (!met && now_ms() < limit) std::this_thread::sleep_for(1ms);
-      check(met, "met");
+      while (!synchronised && now_ms() < limit) std::this_thread::sleep_for(1ms);
+      check(synchronised, "synchronised");
       second->wait();
     } else {
       std::this_thread::sleep_for(100ms);  // so that the callback runs when the token comes
@@ -127,7 +127,7 @@ TEST(CallbackProcess, ThatBlocksHoldsUpNoOtherTraffic) {
 }
 
 TEST(ForkProcess, ChildrenFormAGroupOfTheirOwn) {
-  const std::string meeting = "/tmp/tccl-children-" + std::to_string(::getpid());
+  const std::string store_path = "/tmp/tccl-children-" + std::to_string(::getpid());
   Ranks ranks(2, [&](Rank& rank) {
     const Comm world = rank.join("world");
     world->run(tccl::barrier());
@@ -137,7 +137,7 @@ TEST(ForkProcess, ChildrenFormAGroupOfTheirOwn) {
     if (child == 0) {
       int code = 0;
       try {
-        check(world->error() != nullptr, "the parent's group is no group here");
+        check(world->error() != nullptr, "the parent's group is unusable");
         bool refused = false;
         try {
           pending->wait();
@@ -146,7 +146,7 @@ TEST(ForkProcess, ChildrenFormAGroupOfTheirOwn) {
         }
         check(refused, "the parent's work cannot be waited for");
         auto context = tccl::Context::create();
-        auto store = tccl::file_store(meeting);
+        auto store = tccl::file_store(store_path);
         const Comm own =
             tccl::Communicator::create(context, *store, rank.rank, 2, {.timeout = 10s});
         float x = 1;
@@ -164,7 +164,7 @@ TEST(ForkProcess, ChildrenFormAGroupOfTheirOwn) {
     world->run(tccl::barrier());
   });
   ranks.expect_all_exit_cleanly();
-  std::filesystem::remove_all(meeting);
+  std::filesystem::remove_all(store_path);
 }
 
 TEST(StoreReuseProcess, OneStoreServesManyGroups) {
@@ -180,7 +180,7 @@ TEST(StoreReuseProcess, OneStoreServesManyGroups) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(ExitProcess, ContextClosedWithAnIdleGroupDisturbsNobody) {
+TEST(ExitProcess, ContextMayCloseWithAnIdleGroup) {
   Ranks ranks(2, [](Rank& rank) {
     const Comm comm = rank.join("world", 5s);
     int value = 7 - 7 * rank.rank;
@@ -204,14 +204,14 @@ TEST(ThreadsProcess, ManyStartsOnOneGroupNeedFewThreads) {
     check(comm->next_sequence() == 1001, "numbered when issued");
     for (const Work& work : works) work->wait();
     check(std::ranges::all_of(x, [](float value) { return value == 2.0F; }), "sums");
-    // One would do, but a driver that is interrupted between a job's end and its next wait does not
-    // count as free: on a busy machine there are a few.
+    // One thread is enough, but a pool thread that is preempted between the end of a job and its
+    // next wait does not count as free: on a busy machine there are a few.
     check(count_entries("/proc/self/task") <= before + 16, "threads");
   });
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(ProgramProcess, NothingComesBetweenItsOperations) {
+TEST(SequenceProcess, NoOtherOperationRunsInBetween) {
   Ranks ranks(3, [](Rank& rank) {
     const Comm comm = rank.join("world");
     for (const bool inline_too : {false, true}) {
@@ -220,8 +220,8 @@ TEST(ProgramProcess, NothingComesBetweenItsOperations) {
       std::vector<std::int64_t> counts(3);
       std::vector<std::int64_t> own(static_cast<std::size_t>(count), rank.rank);
       std::vector<std::vector<std::int64_t>> all;
-      // The second operation needs what the first brought.
-      const tccl::OperationSequence program{
+      // The second operation needs the result of the first.
+      const tccl::OperationSequence sequence{
           "ragged gather", 2, [&](const tccl::OperationSequence::Run& run) {
             run(tccl::allgather(&count, counts.data(), 1, DType::int64));
             std::vector<tccl::Block> blocks;
@@ -233,10 +233,10 @@ TEST(ProgramProcess, NothingComesBetweenItsOperations) {
           }};
       float x = 1;
       if (inline_too) {
-        comm->run(program, {});
+        comm->run(sequence, {});
         comm->run(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
       } else {
-        const Work first = comm->start(program, {});
+        const Work first = comm->start(sequence, {});
         const Work second = comm->start(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
         check(comm->next_sequence() == before + 3, "every operation has its number");
         second->wait();
@@ -250,7 +250,7 @@ TEST(ProgramProcess, NothingComesBetweenItsOperations) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(ProgramProcess, ThatThrowsFailsTheGroupEverywhere) {
+TEST(SequenceProcess, AnExceptionFailsTheGroupOnAllRanks) {
   Ranks ranks(2, [](Rank& rank) {
     const Comm comm = rank.join("world");
     const auto body = [&](const tccl::OperationSequence::Run& run) {
@@ -267,12 +267,12 @@ TEST(ProgramProcess, ThatThrowsFailsTheGroupEverywhere) {
     } catch (const std::runtime_error& error) {
       check(rank.rank == 0 && error.what() == std::string("out of luck"), error.what());
     }
-    check(comm->error() != nullptr, "dead");
+    check(comm->error() != nullptr, "failed");
   });
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(WaitProcess, GivesUpInTimeAlsoBehindSlowerOperations) {
+TEST(WaitProcess, TimesOutAlsoBehindSlowerOperations) {
   Ranks ranks(2, [](Rank& rank) {
     const Comm comm = rank.join("world", 20s);
     if (rank.rank == 1) std::this_thread::sleep_for(1500ms);
@@ -282,7 +282,7 @@ TEST(WaitProcess, GivesUpInTimeAlsoBehindSlowerOperations) {
       const double start = now_ms();
       try {
         quick->wait(300ms);
-        check(false, "must give up");
+        check(false, "must time out");
       } catch (const tccl::Error& error) {
         check(error.code() == tccl::Errc::timeout, error.what());
         check(std::string(error.what()).find("barrier of group world") != std::string::npos,
@@ -306,20 +306,20 @@ TEST(WaitProcess, VeryLongTimeouts) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(PeersProcess, WhoComeAndGoLeaveNothingBehind) {
-  constexpr int kVisitors = 12;
-  Ranks ranks(kVisitors + 1, [](Rank& rank) {
+TEST(PeersProcess, ThatJoinAndLeaveLeakNothing) {
+  constexpr int kPeers = 12;
+  Ranks ranks(kPeers + 1, [](Rank& rank) {
     const int first = rank.rank == 0 ? 1 : rank.rank;
-    const int last = rank.rank == 0 ? kVisitors : rank.rank;
+    const int last = rank.rank == 0 ? kPeers : rank.rank;
     int early = 0;
-    for (int visitor = first; visitor <= last; ++visitor) {
-      auto store = tccl::file_store("/tmp/tccl-visit-" + std::to_string(::getppid()) + "-" +
-                                    std::to_string(visitor));
+    for (int peer = first; peer <= last; ++peer) {
+      auto store = tccl::file_store("/tmp/tccl-peer-" + std::to_string(::getppid()) + "-" +
+                                    std::to_string(peer));
       auto pair = tccl::Communicator::create(rank.context(), *store, rank.rank == 0 ? 0 : 1, 2,
                                              {.name = "pair", .timeout = 20s});
       pair->run(tccl::barrier());
       pair.reset();
-      if (rank.rank == 0 && visitor == 3) {
+      if (rank.rank == 0 && peer == 3) {
         std::this_thread::sleep_for(600ms);
         early = count_entries("/proc/self/fd");
       }
@@ -329,12 +329,12 @@ TEST(PeersProcess, WhoComeAndGoLeaveNothingBehind) {
     check(count_entries("/proc/self/fd") <= early + 1, "descriptors");
   });
   ranks.expect_all_exit_cleanly();
-  for (int visitor = 1; visitor <= kVisitors; ++visitor)
-    std::filesystem::remove_all("/tmp/tccl-visit-" + std::to_string(::getpid()) + "-" +
-                                std::to_string(visitor));
+  for (int peer = 1; peer <= kPeers; ++peer)
+    std::filesystem::remove_all("/tmp/tccl-peer-" + std::to_string(::getpid()) + "-" +
+                                std::to_string(peer));
 }
 
-TEST(MeetingAgreementProcess, SizesThatDifferAreNamedAtOnce) {
+TEST(RendezvousProcess, DifferentSizesAreReportedImmediately) {
   Ranks ranks(2, [](Rank& rank) {
     auto store = tccl::file_store("/tmp/tccl-sizes-" + std::to_string(::getppid()));
     const double start = now_ms();

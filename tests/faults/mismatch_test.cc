@@ -1,5 +1,5 @@
-// Ranks that disagree: an error on every rank that names both sides, at the latest at the next
-// operation that meets.
+// Ranks that call different operations: every rank gets an error that names both calls, at the
+// latest at the next operation that synchronises.
 #include "harness.h"
 
 namespace faults {
@@ -17,13 +17,13 @@ struct Buffers {
   Buffers() { std::fill_n(in.get(), 100'000, 1.0F); }
 };
 
-struct Disagreement {
+struct Mismatch {
   const char* name;
   Operation (*first)(Buffers&);
   Operation (*second)(Buffers&);
-  std::vector<std::string> mentions;  // what the message must say of both sides
+  std::vector<std::string> mentions;  // parts of the error message, of both calls
 
-  friend void PrintTo(const Disagreement& d, std::ostream* os) { *os << d.name; }
+  friend void PrintTo(const Mismatch& d, std::ostream* os) { *os << d.name; }
 };
 
 Operation sum(Buffers& b, std::size_t count, DType dtype = DType::float32,
@@ -31,24 +31,24 @@ Operation sum(Buffers& b, std::size_t count, DType dtype = DType::float32,
   return tccl::allreduce(b.in.get(), b.out.get(), count, dtype, op);
 }
 
-Operation piece_of(std::uint64_t whole_count, Operation operation) {
+Operation chunk_of(std::uint64_t whole_count, Operation operation) {
   operation.whole_count = whole_count;
   return operation;
 }
 
-const Disagreement kDisagreements[] = {
+const Mismatch kMismatches[] = {
     {"sizes",
      [](Buffers& b) { return sum(b, kSmall); },
      [](Buffers& b) { return sum(b, kLarge); },
      {"count 2,", "count 16777216,"}},
-    {"pieces_of_different_wholes",
-     [](Buffers& b) { return piece_of(128, sum(b, 64)); },
-     [](Buffers& b) { return piece_of(256, sum(b, 64)); },
-     {"count 64, piece 1 of a whole of 128", "count 64, piece 1 of a whole of 256"}},
-    {"piece_and_whole",
+    {"chunks_of_different_collectives",
+     [](Buffers& b) { return chunk_of(128, sum(b, 64)); },
+     [](Buffers& b) { return chunk_of(256, sum(b, 64)); },
+     {"count 64, chunk 1 of 128 elements", "count 64, chunk 1 of 256 elements"}},
+    {"chunk_and_whole_collective",
      [](Buffers& b) { return sum(b, 64); },
-     [](Buffers& b) { return piece_of(128, sum(b, 64)); },
-     {"count 64, float32", "piece 1 of a whole of 128"}},
+     [](Buffers& b) { return chunk_of(128, sum(b, 64)); },
+     {"count 64, float32", "chunk 1 of 128 elements"}},
     {"dtypes",
      [](Buffers& b) { return sum(b, 64); },
      [](Buffers& b) { return sum(b, 64, DType::int32); },
@@ -91,7 +91,7 @@ const Disagreement kDisagreements[] = {
      {"root 0", "root 1"}},
 };
 
-class MismatchProcess : public ::testing::TestWithParam<Disagreement> {};
+class MismatchProcess : public ::testing::TestWithParam<Mismatch> {};
 
 void expect_errors_that_mention(const Ranks& ranks, const std::vector<std::string>& mentions) {
   for (const Outcome& outcome : ranks.outcomes) {
@@ -99,7 +99,7 @@ void expect_errors_that_mention(const Ranks& ranks, const std::vector<std::strin
     ASSERT_TRUE(error) << ranks.transcript();
     for (const std::string& mention : mentions)
       EXPECT_NE(error->text.find(mention), std::string::npos) << mention << "\n" << error->text;
-    // Rank 1 is the odd one out; the other side may be any of the rest.
+    // Rank 1 called something else; the message may name any of the other ranks.
     EXPECT_NE(error->text.find("rank 1"), std::string::npos) << error->text;
     EXPECT_TRUE(error->text.find("rank 0") != std::string::npos ||
                 error->text.find("rank 2") != std::string::npos)
@@ -107,15 +107,15 @@ void expect_errors_that_mention(const Ranks& ranks, const std::vector<std::strin
   }
 }
 
-TEST_P(MismatchProcess, IsAnErrorThatNamesBothSides) {
-  const Disagreement& d = GetParam();
+TEST_P(MismatchProcess, ErrorNamesBothCalls) {
+  const Mismatch& d = GetParam();
   for (const int size : {2, 3}) {
     Ranks ranks(size, [&](Rank& rank) {
       auto world = rank.join("world", 10s);
       Buffers buffers;
       world->run(sum(buffers, 10));
       world->run(rank.rank == 1 ? d.second(buffers) : d.first(buffers));
-      world->run(tccl::barrier());  // the next operation that meets
+      world->run(tccl::barrier());  // the next operation that synchronises
     });
     ranks.finish();
     expect_errors_that_mention(ranks, d.mentions);
@@ -124,7 +124,7 @@ TEST_P(MismatchProcess, IsAnErrorThatNamesBothSides) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MismatchProcess, ::testing::ValuesIn(kDisagreements),
+INSTANTIATE_TEST_SUITE_P(All, MismatchProcess, ::testing::ValuesIn(kMismatches),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(MismatchSettingProcess, AlgorithmForcedOnOneRankOnly) {
@@ -147,7 +147,7 @@ TEST(MismatchSettingProcess, ChunkBytesDiffer) {
   expect_errors_that_mention(ranks, {"CCL_CHUNK_BYTES", "4096", "262144"});
 }
 
-TEST(MismatchSettingProcess, UnevenExchangeThatDoesNotFit) {
+TEST(MismatchSettingProcess, AlltoallvCountsDiffer) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("world", 10s);
     std::vector<float> in(100), out(100);
@@ -160,7 +160,7 @@ TEST(MismatchSettingProcess, UnevenExchangeThatDoesNotFit) {
   expect_errors_that_mention(ranks, {"rank 0 sends 32 bytes to rank 1, which expects 36"});
 }
 
-TEST(MismatchSettingProcess, MessageOfAnotherSize) {
+TEST(MismatchSettingProcess, MessageSizesDiffer) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{1} << 20}) {
     Ranks ranks(2, [&](Rank& rank) {
       auto world = rank.join("world", 5s);
@@ -189,7 +189,7 @@ TEST(MismatchSettingProcess, TwoProcessesWithOneRank) {
   }
 }
 
-TEST(MismatchSettingProcess, RefusedCallHarmsNothing) {
+TEST(MismatchSettingProcess, RejectedCallLeavesTheGroupUsable) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("world", 5s);
     Buffers buffers;
@@ -203,7 +203,7 @@ TEST(MismatchSettingProcess, RefusedCallHarmsNothing) {
         if (rank.rank == 0) world->run(bad);
       } catch (const tccl::Error& error) {
         check(error.code() == tccl::Errc::invalid_argument, error.what());
-        rank.say("refused");
+        rank.report("rejected");
       }
     }
     check(world->next_sequence() == before, "sequence number used");

@@ -82,7 +82,7 @@ TEST(RendezvousProcess, ARankThatJoinsButNeverCompletesIsNamed) {
     auto store = tccl::file_store(directory);
     if (rank.rank == 2) {
       tccl::publish_joined(*store, 2);
-      rank.say("joined");
+      rank.report("joined");
       std::this_thread::sleep_for(5s);
       return;
     }
@@ -176,7 +176,7 @@ TEST(RendezvousProcess, ManyGroupsLeakNothing) {
     check(count_entries("/proc/self/fd") < descriptors + 5,
           "descriptors");  // a leak of one per group would be 100
     check(count_entries("/proc/self/task") <= threads, "threads");
-    rank.say("grew by " + std::to_string(resident_kib() - before) + " KiB");
+    rank.report("grew by " + std::to_string(resident_kib() - before) + " KiB");
     check(resident_kib() - before < kAllowedGrowthKib, "memory");
     world->run(tccl::barrier());
   });

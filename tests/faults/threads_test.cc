@@ -1,5 +1,5 @@
-// Ranks as threads of one process, so that ThreadSanitizer sees both sides of what they share:
-// callbacks, programs and messages while other threads use the same group.
+// Ranks as threads of one process, so that ThreadSanitizer sees both sides of shared memory:
+// callbacks, sequences and messages while other threads use the same group.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -45,7 +45,7 @@ TEST(Callbacks, IssueInTheOrderOfTheirRegistration) {
   });
 }
 
-// A callback that waits may run other operations meanwhile, but not their callbacks: these come
+// A callback that waits may run other operations meanwhile, but not their callbacks, which are
 // later in the order.
 TEST(Callbacks, DoNotRunInsideEachOther) {
   run_threads(2, [](int rank, const Comm& comm) {
@@ -79,13 +79,13 @@ TEST(Callbacks, DoNotRunInsideEachOther) {
   });
 }
 
-TEST(Programs, RunBesideOtherOperationsOfTheGroup) {
+TEST(Sequences, RunBesideOtherOperationsOfTheGroup) {
   run_threads(2, [](int rank, const Comm& comm) {
     for (int round = 0; round < 60; ++round) {
       float a = 1;
       float b = 2;
       float c = 3;
-      const Work program =
+      const Work sequence =
           comm->start(tccl::OperationSequence{"two sums", 2,
                                               [&](const tccl::OperationSequence::Run& run) {
                                                 run(sum(&a));
@@ -94,8 +94,8 @@ TEST(Programs, RunBesideOtherOperationsOfTheGroup) {
                                               }},
                       {});
       const Work plain = comm->start(sum(&c));
-      (rank == round % 2 ? plain : program)->wait();
-      program->wait();
+      (rank == round % 2 ? plain : sequence)->wait();
+      sequence->wait();
       plain->wait();
       EXPECT_EQ(a, 2);
       EXPECT_EQ(b, 8);
@@ -130,7 +130,7 @@ TEST(LargeOperations, AreSharedWithWorkers) {
   ::unsetenv("CCL_WORKER_COUNT");
 }
 
-TEST(Messages, BeyondARingReachARankThatWaitsElsewhere) {
+TEST(Messages, BeyondTheRingReachARankInAnotherOperation) {
   run_threads(2, [](int rank, const Comm& comm) {
     constexpr int kMessages = 60;
     if (rank == 1)
@@ -145,16 +145,16 @@ TEST(Messages, BeyondARingReachARankThatWaitsElsewhere) {
   });
 }
 
-TEST(Messages, ThatWereCancelledTakeNothing) {
+TEST(Messages, ThatWereCancelledReceiveNothing) {
   run_threads(2, [](int rank, const Comm& comm) {
     for (int round = 0; round < 100; ++round) {
       int value = rank * 1000 + round;
       int received = -1;
       int never = -1;
-      const Work given_up = comm->start(tccl::recv(&never, sizeof never, 1 - rank, 7));
-      EXPECT_TRUE(given_up->cancel());
-      EXPECT_FALSE(given_up->cancel());
-      EXPECT_THROW(given_up->wait(), tccl::Error);
+      const Work cancelled = comm->start(tccl::recv(&never, sizeof never, 1 - rank, 7));
+      EXPECT_TRUE(cancelled->cancel());
+      EXPECT_FALSE(cancelled->cancel());
+      EXPECT_THROW(cancelled->wait(), tccl::Error);
       comm->run(tccl::barrier());
       const Work sent = comm->start(tccl::send(&value, sizeof value, 1 - rank, 7));
       comm->run(tccl::recv(&received, sizeof received, 1 - rank, 7));

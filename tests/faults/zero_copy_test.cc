@@ -1,5 +1,5 @@
-// Memory that ranks share, when things go wrong: a rank that is late must not change the tensor of
-// a rank that has given up, and nobody may take changed memory for data.
+// Zero-copy collectives that fail: a late rank must not change the tensor of a rank whose operation
+// has failed, and no rank may read memory that was changed after the failure as data.
 #include <sys/wait.h>
 
 #include <fstream>
@@ -10,7 +10,7 @@
 namespace faults {
 namespace {
 
-constexpr std::size_t kCount = std::size_t{12} << 20;  // floats; some milliseconds' work
+constexpr std::size_t kCount = std::size_t{12} << 20;  // floats: some milliseconds of work
 
 float* floats(const std::shared_ptr<void>& memory) { return static_cast<float*>(memory.get()); }
 
@@ -26,7 +26,7 @@ long resident_shared() {
   return -1;
 }
 
-/// Whether the page of an address is one that peers map.
+/// Whether the page at this address is shared memory, which peers have mapped.
 bool is_shared(const void* address) {
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
   std::ifstream maps("/proc/self/maps");
@@ -41,33 +41,33 @@ bool is_shared(const void* address) {
 
 /// Runs all-reduces until one fails, then uses the tensor for something else. It begins and ends
 /// `skew` elements from the ends of its memory.
-void give_up_and_reuse(Rank& rank, std::size_t skew) {
+void fail_and_reuse(Rank& rank, std::size_t skew) {
   auto world = rank.join("tp", rank.rank == 0 ? 500ms : 20s);
   const auto memory = rank.context()->allocate((kCount + 2 * skew) * sizeof(float));
   float* x = floats(memory) + skew;
   const auto allreduce = tccl::allreduce(x, x, kCount, DType::float32, ReduceOp::min);
   std::fill_n(x, kCount, 1.0F);
   world->run(tccl::barrier());
-  rank.say("ready");
+  rank.report("ready");
   try {
     for (;;) world->run(allreduce);
   } catch (const tccl::Error&) {
   }
   if (rank.rank != 0) return;
   std::fill_n(x, kCount, 2.0F);
-  // All but the last page at each end, which only this rank writes, are out of reach.
+  // All pages but the first and the last one, which only this rank writes, are private now.
   EXPECT_FALSE(is_shared(x + 1024));
   EXPECT_FALSE(is_shared(x + kCount / 2));
   EXPECT_FALSE(is_shared(x + kCount - 1025));
-  rank.say("gave up");
+  rank.report("timed out");
   std::this_thread::sleep_for(300ms);
   const auto wrong = static_cast<std::size_t>(std::count(x, x + kCount, 1.0F));
-  rank.say(wrong == 0 ? "intact" : "spoiled: " + std::to_string(wrong));
+  rank.report(wrong == 0 ? "intact" : "overwritten: " + std::to_string(wrong));
 }
 
-/// Somewhere in the middle of its operations.
-void stop_rank_1_until_rank_0_says(const std::string& word, Ranks& ranks, std::mt19937& random) {
-  ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+/// Stops rank 1 at a random point of its operations.
+void stop_rank_1_until_rank_0_reports(const std::string& word, Ranks& ranks, std::mt19937& random) {
+  ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 50'000));
   ranks.kill_rank(1, SIGSTOP);
   const auto said = [&] { return ranks.outcomes[0].find(word).has_value(); };
@@ -78,54 +78,54 @@ void stop_rank_1_until_rank_0_says(const std::string& word, Ranks& ranks, std::m
 TEST(ZeroCopyFault, ALateRankCannotWriteIntoATensorWhoseOperationFailed) {
   std::mt19937 random(3);
   for (int round = 0; round < 8; ++round) {
-    Ranks ranks(2, [&](Rank& rank) { give_up_and_reuse(rank, round % 2 == 0 ? 0 : 129); });
-    ASSERT_NO_FATAL_FAILURE(stop_rank_1_until_rank_0_says("gave up", ranks, random));
+    Ranks ranks(2, [&](Rank& rank) { fail_and_reuse(rank, round % 2 == 0 ? 0 : 129); });
+    ASSERT_NO_FATAL_FAILURE(stop_rank_1_until_rank_0_reports("timed out", ranks, random));
     ranks.expect_all_exit_cleanly();
     EXPECT_TRUE(ranks.outcomes[0].find("intact")) << ranks.transcript();
   }
 }
 
-/// Rank 0 gives up and changes its tensor; rank 1, stopped meanwhile, reads on.
-void lend_and_give_up(Rank& rank, tccl::Op op) {
-  ::setenv("CCL_CHUNK_BYTES", "16777216", 1);  // few steps: rank 1 is stopped in the last ones, too
+/// Rank 0 times out and changes its tensor; rank 1, stopped meanwhile, continues to read.
+void publish_and_fail(Rank& rank, tccl::Op op) {
+  ::setenv("CCL_CHUNK_BYTES", "16777216", 1);  // few steps: rank 1 is stopped in the last ones too
   auto world = rank.join("tp", rank.rank == 0 ? 500ms : 20s);
-  const auto lent = rank.context()->allocate(kCount * sizeof(float));
+  const auto published = rank.context()->allocate(kCount * sizeof(float));
   const auto got = rank.context()->allocate(2 * kCount * sizeof(float));
-  std::fill_n(floats(lent), kCount, 1.0F);
+  std::fill_n(floats(published), kCount, 1.0F);
   world->run(tccl::barrier());
-  rank.say("ready");
+  rank.report("ready");
   const auto operation =
       op == tccl::Op::broadcast
-          ? tccl::broadcast(floats(rank.rank == 0 ? lent : got), kCount, DType::float32, 0)
+          ? tccl::broadcast(floats(rank.rank == 0 ? published : got), kCount, DType::float32, 0)
       : op == tccl::Op::allgather
-          ? tccl::allgather(floats(lent), floats(got), kCount, DType::float32)
-          : tccl::alltoall(floats(lent), floats(got), kCount / 2, DType::float32);
+          ? tccl::allgather(floats(published), floats(got), kCount, DType::float32)
+          : tccl::alltoall(floats(published), floats(got), kCount / 2, DType::float32);
   for (;;) {
     try {
       world->run(operation);
     } catch (const tccl::Error&) {
-      std::fill_n(floats(lent), kCount, 2.0F);
-      return rank.say("failed");
+      std::fill_n(floats(published), kCount, 2.0F);
+      return rank.report("failed");
     }
     float* end = floats(got) + (op == tccl::Op::allgather ? 2 * kCount : kCount);
     if ((rank.rank != 0 || op != tccl::Op::broadcast) && std::count(floats(got), end, 2.0F) != 0)
-      return rank.say("took changed memory for data");
+      return rank.report("read changed memory as data");
   }
 }
 
-class LentMemory : public ::testing::TestWithParam<tccl::Op> {};
+class PublishedMemory : public ::testing::TestWithParam<tccl::Op> {};
 
-TEST_P(LentMemory, IsNotTakenForDataOnceItsOwnerHasGivenUp) {
+TEST_P(PublishedMemory, IsNotReadAsDataAfterItsOwnerHasFailed) {
   std::mt19937 random(5);
   for (int round = 0; round < 6; ++round) {
-    Ranks ranks(2, [&](Rank& rank) { lend_and_give_up(rank, GetParam()); });
-    ASSERT_NO_FATAL_FAILURE(stop_rank_1_until_rank_0_says("failed", ranks, random));
+    Ranks ranks(2, [&](Rank& rank) { publish_and_fail(rank, GetParam()); });
+    ASSERT_NO_FATAL_FAILURE(stop_rank_1_until_rank_0_reports("failed", ranks, random));
     ranks.finish();
     EXPECT_TRUE(ranks.outcomes[1].find("failed")) << ranks.transcript();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Reading, LentMemory,
+INSTANTIATE_TEST_SUITE_P(Reading, PublishedMemory,
                          ::testing::Values(tccl::Op::broadcast, tccl::Op::allgather,
                                            tccl::Op::alltoall),
                          [](const auto& info) { return std::string(name_of(info.param)); });
@@ -150,8 +150,8 @@ TEST(ZeroCopyFault, ATensorOfAFailedOperationServesTheNextGroup) {
       EXPECT_EQ(std::count(x, x + kCount, static_cast<float>(1 + 2 * round)),
                 static_cast<long>(kCount));
     }
-    // Its memory can be had again, too: three times as much is nearly all there is. (The other rank
-    // may not have left the groups yet.)
+    // Its memory is freed too: three tensors need nearly all shared memory. (The other rank may not
+    // have left the groups yet.)
     second->close();
     memory.reset();
     std::vector<std::shared_ptr<void>> all;
@@ -187,7 +187,7 @@ TEST(ZeroCopyMemory, IsReusedAndDoesNotGrow) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(ZeroCopyMemory, KeptForTheNextGivesWayToWhatIsNeeded) {
+TEST(ZeroCopyMemory, CachedBlocksAreFreedWhenMemoryIsNeeded) {
   Ranks ranks(1, [](Rank& rank) {
     ::setenv("CCL_SHARED_BYTES", "256M", 1);
     constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -209,7 +209,7 @@ TEST(ZeroCopyMemory, OutlivesItsContext) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(ZeroCopyMemory, IsSharedWithAForkedChildWhichMayLetGoOfIt) {
+TEST(ZeroCopyMemory, IsSharedWithAForkedChildWhichMayReleaseIt) {
   Ranks ranks(1, [](Rank& rank) {
     auto memory = rank.context()->allocate(8192);
     auto* bytes = static_cast<char*>(memory.get());
@@ -230,11 +230,11 @@ TEST(ZeroCopyMemory, IsSharedWithAForkedChildWhichMayLetGoOfIt) {
   ranks.expect_all_exit_cleanly();
 }
 
-TEST(ZeroCopyMemory, RefusesWhatDoesNotFit) {
+TEST(ZeroCopyMemory, RejectsAllocationsThatDoNotFit) {
   Ranks ranks(1, [](Rank& rank) {
     try {
       rank.context()->allocate(std::size_t{1} << 50);
-      rank.say("got it");
+      rank.report("got it");
     } catch (const tccl::Error& error) {
       EXPECT_EQ(error.code(), tccl::Errc::system);
       EXPECT_NE(std::string(error.what()).find("no room"), std::string::npos) << error.what();

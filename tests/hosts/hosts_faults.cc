@@ -90,15 +90,15 @@ TEST(Hosts, AKilledRankIsNamedOnEveryHost) {
   Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world");
     expect_sum(*comm);
-    rank.say("ready");
+    rank.report("ready");
     std::vector<float> x(1000);
     const std::string reason = error_text_of([&] {
       for (;;)
         comm->run(tccl::allreduce(x.data(), x.data(), x.size(), DType::float32, ReduceOp::sum));
     });
-    rank.say("reason " + reason);
+    rank.report("reason " + reason);
   });
-  ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+  ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
   std::this_thread::sleep_for(100ms);
   const double killed = ranks.kill_rank(3);
   ranks.finish();
@@ -118,11 +118,11 @@ TEST(Hosts, AStoppedRankOfAnotherHostIsNamedByEveryRank) {
   Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto comm = rank.join("world", 3s);
     expect_sum(*comm);
-    rank.say("ready");
+    rank.report("ready");
     float x = 1;
     for (;;) comm->run(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::max));
   });
-  ASSERT_TRUE(ranks.all_said("ready")) << ranks.transcript();
+  ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
   ranks.kill_rank(2, SIGSTOP);
   ranks.finish(20s, /*except=*/2);
   for (const std::size_t other : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {

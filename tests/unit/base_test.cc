@@ -1,4 +1,4 @@
-// Settings, the algorithm table, the arena and the rank arithmetic.
+// Settings, algorithm selection, validation and the shared memory arena.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -29,7 +29,7 @@ class Variable {
   const char* name_;
 };
 
-std::string refusal(const std::function<void()>& call) {
+std::string rejection(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -62,7 +62,7 @@ TEST(Settings, BytesTakeUnits) {
 TEST(Settings, BadValuesAreNamed) {
   for (const char* value : {"", "x", "12Q", "15", "17M", "-1", "64 K"}) {
     const Variable variable("CCL_CHUNK_BYTES", value);
-    const std::string text = refusal([] { settings_from_environment(); });
+    const std::string text = rejection([] { settings_from_environment(); });
     EXPECT_NE(text.find(std::string("CCL_CHUNK_BYTES=") + value), std::string::npos) << text;
   }
 }
@@ -91,7 +91,7 @@ TEST(Settings, DocumentationIsUpToDate) {
 }
 
 TEST(SettingsDeathTest, UnknownNamesWarn) {
-  // The warning comes once per process, so it must be seen in a fresh one.
+  // The warning appears once per process, so the test needs a new one.
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const Variable variable("CCL_ALLREDUEC", "one_shot");
   EXPECT_EXIT(
@@ -139,7 +139,7 @@ TEST(AlgorithmSelector, SettingsOverride) {
   EXPECT_EQ(chosen(Op::reduce, 1 << 20), "two_shot");
 }
 
-TEST(AlgorithmSelector, TheLastRuleThatFitsIsFollowed) {
+TEST(AlgorithmSelector, TheLastRuleThatAppliesWins) {
   Settings settings;
   settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "two_shot;one_shot:0-4096";
   const AlgorithmSelector table(settings);
@@ -147,11 +147,11 @@ TEST(AlgorithmSelector, TheLastRuleThatFitsIsFollowed) {
   EXPECT_STREQ(table.select(Op::allreduce, 4097, 2, DType::float32).name, "two_shot");
 }
 
-TEST(AlgorithmSelector, BadRulesAreRefused) {
+TEST(AlgorithmSelector, BadRulesAreRejected) {
   for (const char* rule : {"ring", "one_shot:7", "one_shot:a-b", "one_shot:1-2x"}) {
     Settings settings;
     settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = rule;
-    EXPECT_NE(refusal([&] { AlgorithmSelector table(settings); }), "") << rule;
+    EXPECT_NE(rejection([&] { AlgorithmSelector table(settings); }), "") << rule;
   }
 }
 
@@ -160,19 +160,23 @@ TEST(Registry, EveryCollectiveHasAnAlgorithmForEverySize) {
   for (int op = 0; op < kOpCount; ++op) {
     if (static_cast<Op>(op) == Op::send || static_cast<Op>(op) == Op::recv) continue;
     for (const std::size_t bytes : {std::size_t{0}, ~std::size_t{0}})
-      EXPECT_EQ(table.select(static_cast<Op>(op), bytes, 2, DType::float32).op,
-                static_cast<Op>(op));
+      for (const bool several_hosts : {false, true}) {
+        const Algorithm& chosen =
+            table.select(static_cast<Op>(op), bytes, 2, DType::float32, several_hosts);
+        EXPECT_EQ(chosen.op, static_cast<Op>(op));
+        EXPECT_EQ(chosen.run_over_hosts != nullptr, several_hosts);
+      }
   }
 }
 
-TEST(Validate, SizesBeyondTheNumberOfSteps) {
+TEST(Validate, RejectsCountsThatNeedTooManySteps) {
   float x = 0;
   const std::string name = "g";
   const auto sum = [&](std::size_t count) {
     return allreduce(&x, &x, count, DType::float32, ReduceOp::sum);
   };
-  EXPECT_EQ(refusal([&] { validate(sum(std::size_t{1} << 36), {0, 4, name, 256 << 10}); }), "");
-  EXPECT_NE(refusal([&] { validate(sum(std::size_t{1} << 36), {0, 4, name, 16}); }), "");
+  EXPECT_EQ(rejection([&] { validate(sum(std::size_t{1} << 36), {0, 4, name, 256 << 10}); }), "");
+  EXPECT_NE(rejection([&] { validate(sum(std::size_t{1} << 36), {0, 4, name, 16}); }), "");
 }
 
 TEST(Arena, LeasesDoNotOverlapAndAreReused) {
@@ -186,10 +190,10 @@ TEST(Arena, LeasesDoNotOverlapAndAreReused) {
   arena.give_back(b);
   const shm::Lease again = arena.lease(5000 + 4096);
   EXPECT_EQ(again.offset, a.offset) << "neighbours must merge";
-  EXPECT_EQ(arena.at(again)[0], std::byte{0}) << "given back memory must read as zero";
+  EXPECT_EQ(arena.at(again)[0], std::byte{0}) << "freed memory must read as zero";
 }
 
-TEST(Arena, HeadersStayApartFromData) {
+TEST(Arena, HeadersAndDataDoNotMix) {
   shm::Arena arena(std::size_t{1} << 30);
   const shm::Lease header = arena.lease_header();
   arena.give_back(header);
@@ -197,7 +201,7 @@ TEST(Arena, HeadersStayApartFromData) {
   EXPECT_EQ(arena.lease_header().offset, header.offset);
 }
 
-TEST(Arena, TooMuchIsAnError) {
+TEST(Arena, RejectsLeasesThatDoNotFit) {
   shm::Arena arena(std::size_t{1} << 30);
   EXPECT_THROW(arena.lease(std::size_t{1} << 40), Error);
 }

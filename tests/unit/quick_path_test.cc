@@ -1,7 +1,7 @@
-// What a small synchronous operation does not do: allocate, lock, or call the kernel.
+// A small synchronous operation does not allocate, lock, or make a system call.
 //
-// This program has its own operator new, pthread_mutex_lock, syscall and sched_yield, which count
-// and then do what the real ones do. Under a sanitizer, which has its own as well, it counts
+// This program replaces operator new, pthread_mutex_lock, syscall and sched_yield by versions that
+// count and then call the real ones. Under a sanitizer, which replaces them as well, it counts
 // allocations only.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 struct Counts {
   long allocations = 0;
   long locks = 0;
-  long kernel_calls = 0;
+  long system_calls = 0;
 };
 thread_local Counts counts;
 
@@ -52,13 +52,13 @@ int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
 
 int sched_yield() noexcept {
   static auto* const yield = real<int()>("sched_yield");
-  ++counts.kernel_calls;
+  ++counts.system_calls;
   return yield();
 }
 
 long syscall(long number, ...) noexcept {
   static auto* const call = real<long(long, ...)>("syscall");
-  ++counts.kernel_calls;
+  ++counts.system_calls;
   va_list list;
   va_start(list, number);
   std::array<long, 6> arguments{};
@@ -76,27 +76,27 @@ namespace {
 
 constexpr int kRepetitions = 300;
 
-/// On each of two ranks, the least of each count over many repetitions: a rank that has to wait for
-/// the other yields or sleeps now and then.
-std::array<Counts, 2> least_counts(Operation (&make)(std::array<float, 64>& in,
-                                                     std::array<float, 64>& out)) {
-  std::array<Counts, 2> least;
+/// The minimum of each count over many repetitions, on each of two ranks. The minimum, because a
+/// rank that waits for the other sometimes yields or sleeps.
+std::array<Counts, 2> minimum_counts(Operation (&make)(std::array<float, 64>& in,
+                                                       std::array<float, 64>& out)) {
+  std::array<Counts, 2> minimum;
   run_threads(2, [&](int rank, const Comm& comm) {
     std::array<float, 64> in{};
     std::array<float, 64> out{};
     const Operation operation = make(in, out);
     comm->run(operation);
-    Counts& own = least[static_cast<std::size_t>(rank)];
+    Counts& own = minimum[static_cast<std::size_t>(rank)];
     own = {1000, 1000, 1000};
     for (int i = 0; i < kRepetitions; ++i) {
       counts = {};
       comm->run(operation);
       own.allocations = std::min(own.allocations, counts.allocations);
       own.locks = std::min(own.locks, counts.locks);
-      own.kernel_calls = std::min(own.kernel_calls, counts.kernel_calls);
+      own.system_calls = std::min(own.system_calls, counts.system_calls);
     }
   });
-  return least;
+  return minimum;
 }
 
 using Buffer = std::array<float, 64>;
@@ -118,7 +118,7 @@ Operation make_reduce_scatter(Buffer& in, Buffer& out) {
   return reduce_scatter(in.data(), out.data(), 2, DType::float32, {ReduceOp::sum});
 }
 
-TEST(QuickPath, NeitherAllocatesNorLocksNorCallsTheKernel) {
+TEST(QuickPath, NoAllocationNoLockNoSystemCall) {
   struct {
     const char* name;
     Operation (&make)(Buffer&, Buffer&);
@@ -132,14 +132,14 @@ TEST(QuickPath, NeitherAllocatesNorLocksNorCallsTheKernel) {
       {"reduce_scatter", make_reduce_scatter},
   };
   for (const auto& c : cases)
-    for (const Counts& least : least_counts(c.make)) {
-      EXPECT_EQ(least.allocations, 0) << c.name;
-      EXPECT_EQ(least.locks, 0) << c.name;
-      EXPECT_EQ(least.kernel_calls, 0) << c.name;
+    for (const Counts& minimum : minimum_counts(c.make)) {
+      EXPECT_EQ(minimum.allocations, 0) << c.name;
+      EXPECT_EQ(minimum.locks, 0) << c.name;
+      EXPECT_EQ(minimum.system_calls, 0) << c.name;
     }
 }
 
-TEST(QuickPath, TheCountersCount) {
+TEST(QuickPath, CountersWork) {
   counts = {};
   ::operator delete(::operator new(1));
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -149,7 +149,7 @@ TEST(QuickPath, TheCountersCount) {
   EXPECT_EQ(counts.allocations, 1);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   EXPECT_EQ(counts.locks, 1);
-  EXPECT_EQ(counts.kernel_calls, 1);
+  EXPECT_EQ(counts.system_calls, 1);
 #endif
 }
 

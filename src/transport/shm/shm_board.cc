@@ -21,6 +21,7 @@ ShmBoard::ShmBoard(Group& group, Heap& heap, AlgorithmName algorithm_name,
       algorithm_name_(algorithm_name),
       poll_interrupt_(std::move(poll_interrupt)),
       views_(static_cast<std::size_t>(group.size())),
+      heartbeats_(views_.size()),
       backoff_(backoff) {
   record_.sequence = group.identity().first_sequence - 1;
   for (PeerView& view : views_) view.matched = record_.sequence;
@@ -172,7 +173,7 @@ void ShmBoard::wait_for(int peer, Step step) {
 
 bool ShmBoard::sleep_until_arrived(int peer, FunctionRef<bool()> arrived) {
   if (!deadline_) deadline_ = deadline_after(timeout_);
-  for (PeerView& view : views_) view.heartbeat.reset();
+  for (HeartbeatWatcher& heartbeat : heartbeats_) heartbeat.reset();
   CollectiveDoorbell& doorbell = group_.mine().collective_doorbell;
   // Relaxed: sleep_until() has the fence that pairs with the one in post() and acknowledge_reads().
   doorbell.awaits.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_relaxed);
@@ -215,7 +216,7 @@ std::uint32_t ShmBoard::common_sequence(int peer) const {
 
 void ShmBoard::update_heartbeats(Clock::time_point now) {
   for (int peer = 0; peer < size(); ++peer)
-    views_[static_cast<std::size_t>(peer)].heartbeat.update(group_.heartbeat(peer), now);
+    heartbeats_[static_cast<std::size_t>(peer)].update(group_.heartbeat(peer), now);
 }
 
 std::string ShmBoard::operation() const {

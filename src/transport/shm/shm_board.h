@@ -73,9 +73,8 @@ class ShmBoard final : public Board {
   struct PeerView {
     bool published_to = false;  // in this operation
     bool read_from = false;
-    Step arrived = 0;           // steps before this one have arrived with a matching chain
     std::uint32_t matched = 0;  // sequence number up to which the logs were compared
-    HeartbeatWatcher heartbeat;
+    Step arrived = 0;           // steps before this one have arrived with a matching chain
   };
 
   [[nodiscard]] const StepLine& line_of(int rank, Step step) const {
@@ -104,7 +103,9 @@ class ShmBoard final : public Board {
   AlgorithmName algorithm_name_;
   std::function<void()> poll_interrupt_;
   std::function<void()> poll_hook_;
-  std::vector<PeerView> views_;
+  std::vector<PeerView> views_;  // by rank
+  std::vector<HeartbeatWatcher>
+      heartbeats_;  // by rank; apart, because only a sleeping rank uses them
   BackoffPolicy backoff_;
   OpRecord record_;             // of the current operation
   std::uint32_t step_ = 0;      // steps posted in it

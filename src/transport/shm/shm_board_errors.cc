@@ -59,7 +59,7 @@ Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   for (int other = 0; other < size(); ++other) {
     if (other == rank() || arrived(other)) continue;
     const bool joined = reached(position_seen(other), position_of(record_.sequence, 1));
-    const auto silence = views_[static_cast<std::size_t>(other)].heartbeat.silence(now);
+    const auto silence = heartbeats_[static_cast<std::size_t>(other)].silence(now);
     text += formatted("; {} {}", group_.who(other),
                       joined ? "has joined it but makes no progress" : "has not joined it");
     if (silence >= kStalledAfter)

@@ -6,29 +6,27 @@
 
 #include <mutex>
 
+#include "c10d_store.h"
+#include "deferred_receives.h"
 #include "errors.h"
-#include "late_receives.h"
-#include "store.h"
 
 namespace torch_ccl {
 namespace {
 
-// Made at the first use. Never destroyed: a static destructor would run after threads and tensors
-// are gone.
-struct Holder {
-  std::mutex mutex;
+struct ContextHolder {
+  std::mutex mutex;  // guards what follows
   std::shared_ptr<tccl::Context> context;
   pid_t owner = 0;
 };
-Holder& holder() {
-  static auto* const it = new Holder;
-  return *it;
+// Never destroyed: a static destructor would run after threads and tensors are destroyed.
+ContextHolder& holder() {
+  static auto* const instance = new ContextHolder;
+  return *instance;
 }
 
 }  // namespace
 
-// Python handles signals on its main thread only, so no other thread, least of all one of the
-// library's own, needs to touch the interpreter.
+// Python runs signal handlers on its main thread only, so other threads do not take the GIL here.
 void poll_interrupt() {
   if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
   const pybind11::gil_scoped_acquire gil;
@@ -36,7 +34,7 @@ void poll_interrupt() {
 }
 
 std::shared_ptr<tccl::Context> context() {
-  Holder& held = holder();
+  ContextHolder& held = holder();
   const std::lock_guard lock(held.mutex);
   if (!held.context || held.owner != getpid()) {  // a forked child needs a context of its own
     held.context = tccl::Context::create({.poll_interrupt = poll_interrupt});
@@ -48,11 +46,11 @@ std::shared_ptr<tccl::Context> context() {
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,
                                                       tccl::Communicator::Options options) {
-  C10dStore keys(store, poll_interrupt);
+  C10dStore adapter(store, poll_interrupt);
   try {
-    return tccl::Communicator::create(context(), keys, rank, size, std::move(options));
+    return tccl::Communicator::create(context(), adapter, rank, size, std::move(options));
   } catch (const tccl::Error& error) {
-    throw_as_torch(error);
+    throw_torch_error(error);
   }
 }
 
@@ -63,7 +61,7 @@ void close_context() {
     context = std::move(holder().context);
   }
   if (context) context->close();
-  LateReceives::instance().close();  // their groups are closed now, so they end
+  DeferredReceives::instance().close();  // all groups are closed by now
 }
 
 }  // namespace torch_ccl

@@ -1,6 +1,7 @@
-// The process's tccl::Context, and the communicators that the binding makes with it. Thread-safe.
+// The process's tccl::Context and the communicators that the binding creates in it. Thread-safe.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -9,18 +10,20 @@
 
 namespace torch_ccl {
 
-/// Made at the first use.
+/// Created at the first call.
 std::shared_ptr<tccl::Context> context();
 
-/// Meets the other ranks through `store`, whose keys belong to this group alone.
+/// Collective over all ranks: rendezvous through `store`, whose keys belong to this group alone.
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,
                                                       tccl::Communicator::Options options);
 
-/// Lets Ctrl-C end a wait: throws what Python's handler of a pending signal raised.
+/// Lets Ctrl-C end a wait: if a signal is pending, throws what its Python handler raised.
 void poll_interrupt();
+/// How often the binding's own waits call poll_interrupt(), which takes the GIL.
+inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
 
-/// Says goodbye to all peers. Python calls it while it is still whole.
+/// Closes the context and joins its threads. Python calls it before the interpreter shuts down.
 void close_context();
 
 }  // namespace torch_ccl

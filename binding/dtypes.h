@@ -1,4 +1,4 @@
-// What torch's element types and reductions are called in tccl: one row each.
+// Tables that map torch's element types and reductions to those of tccl, one row each.
 // All functions are pure and safe from any thread.
 #pragma once
 

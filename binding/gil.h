@@ -1,4 +1,4 @@
-// Waiting without Python's GIL, wherever it was held. Safe from any thread.
+// Releases Python's GIL for a scope. Safe from any thread.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -7,10 +7,11 @@
 
 namespace torch_ccl {
 
-/// While it exists the calling thread does not hold the GIL: what it waits for may need it.
-class WithoutGil {
+/// Releases the GIL if the calling thread holds it, and takes it again at the end of the scope. For
+/// waits: what they wait for may need the GIL.
+class ScopedGilRelease {
  public:
-  WithoutGil() {
+  ScopedGilRelease() {
     if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
   }
 

@@ -1,4 +1,4 @@
-// Tensors in memory that all ranks of this host can reach, on which collectives copy less.
+// Tensors in memory that all ranks of this host can map, on which collectives copy less.
 // Thread-safe.
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace torch_ccl {
 
-/// As at::empty(). If it is not for the CPU or there is no room, it is at::empty(), in the latter
-/// case with a warning, once.
+/// Like at::empty(), in shared memory. Falls back to at::empty() for a device other than the CPU,
+/// and, with one warning per process, if shared memory is exhausted.
 at::Tensor empty_shared(at::IntArrayRef size, const at::TensorOptions& options);
 
 }  // namespace torch_ccl

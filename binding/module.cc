@@ -1,4 +1,5 @@
-// The extension module torch_ccl._C: what Python sees of the backend.
+// The extension module torch_ccl._C: the Python interface of the backend.
+// Thread safety: that of the functions it calls; most release the GIL.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -17,13 +18,13 @@ namespace {
 using Options = ProcessGroupCCL::Options;
 using std::chrono::milliseconds;
 
-// torch passes the timeout as float seconds; a very long one must not overflow.
+// torch passes the timeout as seconds in a float; a very long one must not overflow.
 milliseconds to_milliseconds(std::chrono::duration<float> timeout) {
   constexpr double kLongest = std::numeric_limits<int32_t>::max() * 1000.0;  // 68 years
   return milliseconds(static_cast<int64_t>(std::min(timeout.count() * 1000.0, kLongest)));
 }
 
-// What torch.distributed calls to make the backend of a group.
+// torch.distributed calls it to create the backend of a group.
 c10::intrusive_ptr<ProcessGroupCCL> create(const c10d::DistributedBackendOptions& group,
                                            const c10::intrusive_ptr<Options>& given) {
   auto options = given ? c10::make_intrusive<Options>(*given) : c10::make_intrusive<Options>();
@@ -31,14 +32,15 @@ c10::intrusive_ptr<ProcessGroupCCL> create(const c10d::DistributedBackendOptions
   options->group_name = group.group_id;
   options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
                                         group.global_ranks_in_group.end());
-  // torch numbers the group of all ranks instead of naming it, and lists the ranks of all others.
-  const bool world = group.global_ranks_in_group.empty();
+  // For the group of all ranks torch passes a number as the name, and no list of ranks.
+  const bool is_world = group.global_ranks_in_group.empty();
   return c10::make_intrusive<ProcessGroupCCL>(group.store, group.group_rank, group.group_size,
-                                              std::move(options), world ? "world" : group.group_id);
+                                              std::move(options),
+                                              is_world ? "world" : group.group_id);
 }
 
-// ProcessGroupCCL(store, rank, size, ...) in Python. The GIL is released here, and not by a
-// guard around all of it: pybind enters the new object into its tables, which the GIL protects.
+// ProcessGroupCCL(store, rank, size, ...) in Python. Releases the GIL itself, because a call_guard
+// would also cover pybind's registration of the new object, which needs the GIL.
 c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& store, int rank,
                                               int size, milliseconds timeout,
                                               const std::string& name, const std::string& backend) {
@@ -59,7 +61,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using torch_ccl::Options;
   using torch_ccl::ProcessGroupCCL;
   using Group = py::class_<ProcessGroupCCL, c10d::Backend, c10::intrusive_ptr<ProcessGroupCCL>>;
-  using WithoutGil = py::call_guard<py::gil_scoped_release>;
+  using ReleaseGil = py::call_guard<py::gil_scoped_release>;
   py::module_::import("torch._C._distributed_c10d");  // the base classes
 
   Group group(module, "ProcessGroupCCL", "The backend \"ccl\" of torch.distributed.");
@@ -69,8 +71,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init(&torch_ccl::construct), py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("timeout") = kBackendDefaultTimeout, py::arg("name") = "world",
            py::arg("backend") = torch_ccl::kBackendName)
-      .def("_set_default_timeout", &ProcessGroupCCL::setTimeout, py::arg("timeout"), WithoutGil(),
-           "What torch calls on its own backends for set_timeout().")
+      .def("_set_default_timeout", &ProcessGroupCCL::setTimeout, py::arg("timeout"), ReleaseGil(),
+           "Set the timeout of later calls; torch calls it on its own backends, too.")
       .def_property_readonly("options", &ProcessGroupCCL::getBackendOptions)
       .def(
           "allreduce_packed",
@@ -79,8 +81,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             return group.allreduce_packed(tensors, options,
                                           torch_ccl::wire_format_named(wire_dtype));
           },
-          py::arg("tensors"), py::arg("options"), py::arg("wire_dtype"), WithoutGil(),
-          "As allreduce; float32 travels between hosts as \"bf16\" or \"int8\".")
+          py::arg("tensors"), py::arg("options"), py::arg("wire_dtype"), ReleaseGil(),
+          "As allreduce; float32 is sent between hosts as \"bf16\" or \"int8\".")
       .def(
           "_set_native",
           [](ProcessGroupCCL& group, const std::string& device,
@@ -88,21 +90,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             group.set_native(at::Device(device).type(), backend);
           },
           py::arg("device"), py::arg("backend"),
-          "Tensors on devices of this type go to this backend.")
-      .def("get_error", &ProcessGroupCCL::getError, WithoutGil(),
-           "Why the group is dead, or SUCCESS while it lives.");
+          "Route tensors of this device type to this backend.")
+      .def("get_error", &ProcessGroupCCL::getError, ReleaseGil(),
+           "The kind of error that failed the group, or SUCCESS.");
 
   module.def("create", &torch_ccl::create, py::arg("group"), py::arg("options").none(true),
-             WithoutGil(), "Makes the backend of one group; torch.distributed calls it.");
+             ReleaseGil(), "Create the backend of one group; torch.distributed calls it.");
   module.def(
       "empty",
       [](const std::vector<int64_t>& size, at::ScalarType dtype) {
         return torch_ccl::empty_shared(size, at::TensorOptions().dtype(dtype));
       },
-      py::arg("size"), py::arg("dtype"), WithoutGil(),
+      py::arg("size"), py::arg("dtype"), ReleaseGil(),
       "An uninitialised tensor in memory that the ranks of this host share.");
   module.def("operation_count", &ProcessGroupCCL::operation_count,
-             "How many collectives and messages this process has started over ccl.");
-  module.def("_close", &torch_ccl::close_context, WithoutGil(),
-             "Says goodbye to all peers; called at exit.");
+             "The number of collectives and messages that this process has started over ccl.");
+  module.def("_close", &torch_ccl::close_context, ReleaseGil(),
+             "Close the context and join its threads; called at exit.");
 }

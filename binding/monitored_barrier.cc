@@ -7,58 +7,60 @@
 #include <string>
 #include <vector>
 
-#include "deadline.h"
 #include "errors.h"
+#include "polling.h"
 
 namespace torch_ccl {
 namespace {
 
 using std::chrono::milliseconds;
 
-// Tags of users are 31 bits.
-constexpr std::uint64_t kTag = std::uint64_t{1} << 40;
-enum Answer : char { failed = 0, passed = 1 };
+// The tags of users have 31 bits, so they are all smaller.
+constexpr std::uint64_t kFirstTag = std::uint64_t{1} << 40;
+
+/// The content of a message: from rank 0 the result of the barrier, to rank 0 always `passed`.
+enum Result : char { failed = 0, passed = 1 };
 
 class MonitoredBarrier {
  public:
   MonitoredBarrier(tccl::Communicator& communicator, std::uint32_t number, milliseconds timeout)
       : communicator_(communicator),
-        tag_(kTag + number),
+        tag_(kFirstTag + number),
         timeout_(timeout),
         deadline_(deadline_after(timeout)) {}
 
-  void lead(bool wait_all_ranks) {
+  void run_on_rank_0(bool wait_all_ranks) {
     std::vector<Message> arrivals;
     for (int rank = 1; rank < communicator_.size(); ++rank) arrivals.push_back(receive(rank));
     std::vector<int> missing;
     for (Message& arrival : arrivals) {
-      if (!arrival.comes_by(deadline_)) missing.push_back(arrival.peer);
+      if (!arrival.completes_by(deadline_)) missing.push_back(arrival.peer);
       if (!missing.empty() && !wait_all_ranks) break;
     }
-    const Answer answer = missing.empty() ? passed : failed;
-    std::vector<Message> answers;
+    const Result result = missing.empty() ? passed : failed;
+    std::vector<Message> replies;
     for (const Message& arrival : arrivals)
-      if (arrival.work->done()) answers.push_back(send(arrival.peer, answer));
-    for (Message& sent : answers) sent.comes_by(deadline_);
+      if (arrival.work->done()) replies.push_back(send(arrival.peer, result));
+    for (Message& reply : replies) static_cast<void>(reply.completes_by(deadline_));
     if (missing.empty()) return;
-    // Zero time is never enough: then it is not the others that are late.
+    // With a timeout of zero no rank can arrive in time, so naming ranks would mislead.
     TORCH_CHECK(timeout_.count() > 0, "[Rank 0]: Rank 0 timed out in monitoredBarrier after ",
-                timeout_.count(), " ms: group ", communicator_.name(), " was given no time");
-    TORCH_CHECK(false, "[Rank 0]: ", missing.size() > 1 ? "Ranks " : "Rank ", list_of(missing),
+                timeout_.count(), " ms: the timeout of group ", communicator_.name(), " is zero");
+    TORCH_CHECK(false, "[Rank 0]: ", missing.size() > 1 ? "Ranks " : "Rank ", join(missing),
                 " failed to pass monitoredBarrier in ", timeout_.count(), " ms (group ",
                 communicator_.name(), ")");
   }
 
-  void follow() {
+  void run_on_other_rank() {
     Message arrival = send(0, passed);
-    Message answer = receive(0);
-    const bool answered = arrival.comes_by(deadline_) && answer.comes_by(deadline_);
-    if (answered && *answer.buffer == passed) return;
+    Message reply = receive(0);
+    const bool replied = arrival.completes_by(deadline_) && reply.completes_by(deadline_);
+    if (replied && *reply.buffer == passed) return;
     TORCH_CHECK(false, "[Rank ", communicator_.rank(), "]: Rank ", communicator_.rank(),
                 " successfully reached monitoredBarrier, but received errors while waiting for ",
                 "send/recv from rank 0: ",
-                answered ? "another rank did not come in time, rank 0 knows which"
-                         : "rank 0 did not answer in time",
+                replied ? "another rank did not arrive in time; the error of rank 0 names it"
+                        : "rank 0 did not reply in time",
                 " (group ", communicator_.name(), ", ", timeout_.count(), " ms)");
   }
 
@@ -68,15 +70,14 @@ class MonitoredBarrier {
     std::shared_ptr<char> buffer;
     std::shared_ptr<tccl::Work> work;
 
-    /// What has not come is withdrawn: it must do no harm to the group later. Throws only what has
-    /// nothing to do with time.
-    [[nodiscard]] bool comes_by(Clock::time_point deadline) {
-      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    /// At the deadline the message is cancelled, so that it cannot fail the group later. Throws
+    /// only errors other than this timeout.
+    [[nodiscard]] bool completes_by(Deadline deadline) {
       try {
-        work->wait(std::max(left, milliseconds(0)));
+        work->wait(tccl::time_left(deadline));
         return true;
       } catch (const tccl::Error& error) {
-        if (work->done()) throw_as_torch(error);
+        if (work->done()) throw_torch_error(error);
         return !work->cancel() && work->done();
       }
     }
@@ -96,15 +97,15 @@ class MonitoredBarrier {
     return message;
   }
 
-  Message send(int destination, Answer answer) {
-    Message message(destination, answer);
+  Message send(int destination, Result result) {
+    Message message(destination, result);
     message.work =
         communicator_.start(tccl::send(message.buffer.get(), 1, destination, tag_),
                             {.timeout = milliseconds::max(), .keepalive = message.buffer});
     return message;
   }
 
-  static std::string list_of(const std::vector<int>& ranks) {
+  static std::string join(const std::vector<int>& ranks) {
     std::string list;
     for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     return list;
@@ -113,7 +114,7 @@ class MonitoredBarrier {
   tccl::Communicator& communicator_;
   const std::uint64_t tag_;
   const milliseconds timeout_;
-  const Clock::time_point deadline_;
+  const Deadline deadline_;
 };
 
 }  // namespace
@@ -122,9 +123,9 @@ void monitored_barrier(tccl::Communicator& communicator, std::uint32_t number,
                        std::chrono::milliseconds timeout, bool wait_all_ranks) {
   MonitoredBarrier barrier(communicator, number, timeout);
   try {
-    communicator.rank() == 0 ? barrier.lead(wait_all_ranks) : barrier.follow();
+    communicator.rank() == 0 ? barrier.run_on_rank_0(wait_all_ranks) : barrier.run_on_other_rank();
   } catch (const tccl::Error& error) {
-    throw_as_torch(error);
+    throw_torch_error(error);
   }
 }
 

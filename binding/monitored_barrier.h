@@ -1,4 +1,4 @@
-// A barrier that tells who did not come.
+// A barrier that names the ranks that did not arrive. Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -8,9 +8,10 @@
 
 namespace torch_ccl {
 
-/// Rank 0 hears from every rank and answers. Throws if a rank has not come within `timeout`: on
-/// rank 0 its name, or with `wait_all_ranks` the names of all such ranks. `number` counts the
-/// group's monitored barriers, so that a late message cannot be taken for one of the next barrier.
+/// Every rank sends a message to rank 0, which replies when all have arrived. Throws if a rank does
+/// not arrive within `timeout`; rank 0's error names the first missing rank, or all of them with
+/// `wait_all_ranks`. `number` counts the group's monitored barriers: it separates a late message of
+/// one barrier from those of the next.
 void monitored_barrier(tccl::Communicator& communicator, std::uint32_t number,
                        std::chrono::milliseconds timeout, bool wait_all_ranks);
 

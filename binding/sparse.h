@@ -1,15 +1,15 @@
-// The sum of sparse tensors over all ranks.
+// All-reduce (sum) of sparse tensors. Thread safety: that of the request.
 #pragma once
 
-#include "call.h"
+#include "collective_request.h"
 
 namespace torch_ccl {
 
-/// Makes `call` replace `tensor`, in COO layout, by the sum of all ranks' tensors. The ranks may
-/// have different numbers of entries, but shapes and dtypes must agree. The same numbers as for
-/// dense tensors: what coalesce() makes of a rank's own entries is added in the order of ranks, in
-/// float32 if they are shorter floats.
-void add_sparse_allreduce(Call& call, const GroupFacts& group, const at::Tensor& tensor,
+/// Adds to `request` the operations that replace `tensor`, in COO layout, by the sum of all ranks'
+/// tensors. Shapes and dtypes must agree; the numbers of nonzero entries may differ. The sums
+/// are those of a dense all-reduce: each rank's tensor is coalesced, then added in rank order, in
+/// float32 if the dtype is a shorter float.
+void add_sparse_allreduce(CollectiveRequest& request, const at::Tensor& tensor,
                           const c10d::ReduceOp& op);
 
 }  // namespace torch_ccl

@@ -16,8 +16,8 @@
 namespace torch_ccl {
 namespace {
 
-// How long a call that has failed waits for copies that are still under way.
-constexpr std::chrono::milliseconds kPatience{100};
+// How long the destructor of a failed call waits for copies that are still in flight.
+constexpr std::chrono::milliseconds kInFlightCopyTimeout{100};
 
 c10::impl::VirtualGuardImpl guard_of(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
@@ -27,21 +27,21 @@ c10::Stream new_stream(at::Device device) {
   return guard_of(device).getStreamFromGlobalPool(device);
 }
 
-// By as_strided(), for a contiguous tensor of one element may have any stride.
+// as_strided(), because a contiguous tensor of one element may have any stride.
 at::Tensor as_bytes(const at::Tensor& tensor) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   return tensor.as_strided({tensor.numel()}, {1}).view(at::kByte);
 }
 
-// Only copies to and from pinned memory are truly asynchronous; not every accelerator has it.
-at::Tensor host_bytes(std::size_t bytes) {
-  static std::atomic<bool> can_pin{true};  // relaxed: a guess that is found out
+// Only copies to and from pinned memory are asynchronous; not every accelerator supports pinning.
+at::Tensor allocate_on_host(std::size_t bytes) {
+  static std::atomic<bool> can_pin{true};  // relaxed: a hint; a wrong value costs one exception
   const auto size = static_cast<int64_t>(bytes);
   const auto options = at::TensorOptions().dtype(at::kByte);
   if (can_pin.load(std::memory_order_relaxed)) {
     try {
       return at::empty({size}, options.pinned_memory(true));
-    } catch (const c10::OutOfMemoryError&) {  // this time
+    } catch (const c10::OutOfMemoryError&) {  // may succeed next time
     } catch (const c10::Error&) {
       can_pin.store(false, std::memory_order_relaxed);
     }
@@ -49,37 +49,36 @@ at::Tensor host_bytes(std::size_t bytes) {
   return at::empty({size}, options);
 }
 
-void copy(const at::Tensor& to, const at::Tensor& from) {
+void copy_async(const at::Tensor& to, const at::Tensor& from) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   to.copy_(from, /*non_blocking=*/true);
 }
 
-/// Looks again and again until `has_come` is true.
-template <class Look>
-void await_by_looking(const Look& has_come) {
-  for (int looks = 0; looks < 100; ++looks) {
-    if (has_come()) return;
+template <class Condition>
+void poll_until(const Condition& condition) {
+  for (int polls = 0; polls < 100; ++polls) {
+    if (condition()) return;
     std::this_thread::yield();
   }
-  const Naps naps;
-  while (!has_come()) naps.take();
+  const PollBackoff backoff;
+  while (!condition()) backoff.sleep();
 }
 
-bool comes_soon(const c10::Event& event) {
-  const auto deadline = Clock::now() + kPatience;
-  await_by_looking([&] { return event.query() || Clock::now() > deadline; });
+bool completes_in_time(const c10::Event& event) {
+  const auto deadline = Clock::now() + kInFlightCopyTimeout;
+  poll_until([&] { return event.query() || Clock::now() > deadline; });
   return event.query();
 }
 
-bool overlap(const Extent& a, const Extent& b) {
+bool overlap(const MemoryRange& a, const MemoryRange& b) {
   const auto* const begin_a = static_cast<const char*>(a.data);
   const auto* const begin_b = static_cast<const char*>(b.data);
   return begin_a < begin_b + b.bytes && begin_b < begin_a + a.bytes;
 }
 
-bool overlap_any(const std::vector<Extent>& some, const std::vector<Extent>& others) {
-  return std::ranges::any_of(some, [&](const Extent& a) {
-    return std::ranges::any_of(others, [&](const Extent& b) { return overlap(a, b); });
+bool overlap_any(const std::vector<MemoryRange>& ranges, const std::vector<MemoryRange>& others) {
+  return std::ranges::any_of(ranges, [&](const MemoryRange& a) {
+    return std::ranges::any_of(others, [&](const MemoryRange& b) { return overlap(a, b); });
   });
 }
 
@@ -87,167 +86,174 @@ bool overlap_any(const std::vector<Extent>& some, const std::vector<Extent>& oth
 
 Staging::Staging(at::Device device)
     : device_(device),
-      in_(new_stream(device)),
-      out_(new_stream(device)),
-      issued_(device.type()),
-      done_(device.type()) {}
+      copy_in_stream_(new_stream(device)),
+      copy_out_stream_(new_stream(device)),
+      inputs_ready_(device.type()),
+      outputs_written_(device.type()) {}
 
-// After a failure copies may be under way: their memory must stay. If they do not end soon, as on a
-// device that hangs, it stays for good: whoever waits for the call is to be told.
+// After a failure, copies may still be in flight and need their memory. If they do not complete
+// soon, as on a hanging device, the memory is leaked: waiting longer would delay the error.
 Staging::~Staging() {
   if (!is_copying_) return;
   try {
-    c10::Event all_in(device_.type());
-    all_in.record(in_);
-    done_.record(out_);
-    if (comes_soon(all_in) && comes_soon(done_)) return;
-  } catch (const std::exception&) {  // a device that has failed is not to be trusted with memory
+    c10::Event copied_in(device_.type());
+    copied_in.record(copy_in_stream_);
+    outputs_written_.record(copy_out_stream_);
+    if (completes_in_time(copied_in) && completes_in_time(outputs_written_)) return;
+  } catch (const std::exception&) {  // the device has failed; it may still access the memory
   }
-  static_cast<void>(new (std::nothrow) std::pair(std::move(rooms_), std::move(kept_)));
+  static_cast<void>(new (std::nothrow) std::pair(std::move(buffers_), std::move(kept_alive_)));
 }
 
-void* Staging::room_for(const at::Tensor& tensor) {
-  Room& room = rooms_.emplace_back(Room{host_bytes(tensor.nbytes()), as_bytes(tensor)});
-  is_pinned_ = is_pinned_ && (room.host.numel() == 0 || room.host.is_pinned());
-  return room.host.mutable_data_ptr();
+void* Staging::add_buffer(const at::Tensor& tensor) {
+  Buffer& buffer =
+      buffers_.emplace_back(Buffer{allocate_on_host(tensor.nbytes()), as_bytes(tensor)});
+  is_pinned_ = is_pinned_ && (buffer.host.numel() == 0 || buffer.host.is_pinned());
+  return buffer.host.mutable_data_ptr();
 }
 
-void Staging::keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+void Staging::keep_alive(const at::Tensor& tensor) { kept_alive_.push_back(tensor); }
 
-void Staging::prepare(std::span<const tccl::Operation> operations, Terms terms) {
-  terms_ = std::move(terms);
-  std::vector<Extent> written;  // by the operations before
+void Staging::prepare(std::span<const tccl::Operation> operations, Options options) {
+  options_ = std::move(options);
+  std::vector<MemoryRange> written;  // by the operations so far
   for (const tccl::Operation& operation : operations) {
-    bool sees_results = false;
+    bool reads_earlier_results = false;
     if (operations.size() > 1) {
-      sees_results = overlap_any(on_device(read_by(operation, terms_.place)), written);
-      std::ranges::copy(on_device(written_by(operation, terms_.place)),
+      reads_earlier_results =
+          overlap_any(on_device(ranges_read(operation, options_.self)), written);
+      std::ranges::copy(on_device(ranges_written(operation, options_.self)),
                         std::back_inserter(written));
     }
-    for (Piece& piece : cut(operation, terms_.place, terms_.piece_bytes))
-      stages_.push_back({std::move(piece), c10::Event(device_.type()),
-                         std::exchange(sees_results, false)});  // the others come behind it
+    // Only the first chunk has to wait for results: the others follow it on the same stream.
+    for (Chunk& chunk : split_into_chunks(operation, options_.self, options_.chunk_bytes))
+      chunks_.push_back({std::move(chunk), c10::Event(device_.type()),
+                         std::exchange(reads_earlier_results, false)});
   }
-  issued_.record(guard_of(device_).getStream(device_));
+  inputs_ready_.record(guard_of(device_).getStream(device_));
 }
 
-std::vector<Extent> Staging::on_device(const std::vector<Extent>& on_host) const {
-  std::vector<Extent> there;
-  for (const Extent& extent : on_host)
-    if (extent.bytes != 0) there.push_back({part_at(extent).device.const_data_ptr(), extent.bytes});
-  return there;
+std::vector<MemoryRange> Staging::on_device(const std::vector<MemoryRange>& on_host) const {
+  std::vector<MemoryRange> ranges;
+  for (const MemoryRange& range : on_host)
+    if (range.bytes != 0) ranges.push_back({slice_at(range).device.const_data_ptr(), range.bytes});
+  return ranges;
 }
 
-std::uint32_t Staging::operations() const noexcept {
-  return static_cast<std::uint32_t>(stages_.size());
+std::uint32_t Staging::operation_count() const noexcept {
+  return static_cast<std::uint32_t>(chunks_.size());
 }
 
-void Staging::run(const tccl::OperationSequence::Run& run, const std::function<void()>& then) {
-  begin_copying(/*needs_others=*/true);
-  std::size_t brought = 0;
-  for (std::size_t now = 0; now < stages_.size(); ++now) {
-    if (brought == now) {
-      await_results();
-      copy_in(stages_[brought++]);
+void Staging::run_all(const tccl::OperationSequence::Run& run,
+                      const std::function<void()>& on_output_stream) {
+  start_copies(/*needs_peers=*/true);
+  std::size_t copied_in = 0;
+  for (std::size_t current = 0; current < chunks_.size(); ++current) {
+    if (copied_in == current) {
+      order_copies_after_results();
+      copy_to_host(chunks_[copied_in++]);
     }
-    if (brought < stages_.size() && !stages_[brought].sees_results) copy_in(stages_[brought++]);
-    await(stages_[now].arrived, /*needs_others=*/true);
-    run(stages_[now].piece.operation);
-    copy_back(stages_[now]);
+    if (copied_in < chunks_.size() && !chunks_[copied_in].reads_earlier_results)
+      copy_to_host(chunks_[copied_in++]);
+    wait_for(chunks_[current].on_host, /*needs_peers=*/true);
+    run(chunks_[current].chunk.operation);
+    copy_to_device(chunks_[current]);
   }
-  end_copying(then);
-  await(done_);
+  record_outputs(on_output_stream);
+  wait_for(outputs_written_);
   is_copying_ = false;
 }
 
-void Staging::bring_inputs() {
-  begin_copying();
-  for (Stage& stage : stages_) copy_in(stage);
-  for (const Stage& stage : stages_) await(stage.arrived);
+void Staging::copy_inputs_to_host() {
+  start_copies();
+  for (StagedChunk& chunk : chunks_) copy_to_host(chunk);
+  for (const StagedChunk& chunk : chunks_) wait_for(chunk.on_host);
   is_copying_ = false;
 }
 
-// What is copied before the stream has come would be written also after this has failed.
-bool Staging::try_return_outputs(const std::function<void()>& then) {
-  if (deadline_ == Clock::time_point()) deadline_ = deadline_after(terms_.timeout);
+// A copy that is enqueued before the stream reaches the call would also be executed after the call
+// has failed. So nothing is enqueued until then.
+bool Staging::try_copy_outputs_to_device(const std::function<void()>& on_output_stream) {
+  if (deadline_ == Deadline()) deadline_ = deadline_after(options_.timeout);
   if (!is_copying_) {
-    if (!has_come(issued_)) return false;
+    if (!poll(inputs_ready_)) return false;
     is_copying_ = true;
-    for (const Stage& stage : stages_) copy_back(stage);
-    end_copying(then);
+    for (const StagedChunk& chunk : chunks_) copy_to_device(chunk);
+    record_outputs(on_output_stream);
   }
-  if (!has_come(done_)) return false;
+  if (!poll(outputs_written_)) return false;
   is_copying_ = false;
   return true;
 }
 
-void Staging::begin_copying(bool needs_others) {
-  deadline_ = deadline_after(terms_.timeout);
-  // Without pinned memory a copy does not return before its stream has come to it, which may be
-  // never. Nothing can end that wait, but this one.
-  if (!is_pinned_) await(issued_, needs_others);
+void Staging::start_copies(bool needs_peers) {
+  deadline_ = deadline_after(options_.timeout);
+  // A copy from or to unpinned memory blocks until its stream reaches it, with no timeout. So the
+  // wait, which has one, comes first.
+  if (!is_pinned_) wait_for(inputs_ready_, needs_peers);
   is_copying_ = true;
-  issued_.block(in_);
+  inputs_ready_.block(copy_in_stream_);
 }
 
-void Staging::await_results() {
-  done_.record(out_);
-  done_.block(in_);
+void Staging::order_copies_after_results() {
+  outputs_written_.record(copy_out_stream_);
+  outputs_written_.block(copy_in_stream_);
 }
 
-void Staging::end_copying(const std::function<void()>& then) {
-  const c10::StreamGuard on_stream(out_);
-  then();
-  done_.record(out_);
+void Staging::record_outputs(const std::function<void()>& on_output_stream) {
+  const c10::StreamGuard guard(copy_out_stream_);
+  on_output_stream();
+  outputs_written_.record(copy_out_stream_);
 }
 
-Staging::Room Staging::part_at(const Extent& extent) const {
-  const auto* data = static_cast<const char*>(extent.data);
-  const auto length = static_cast<int64_t>(extent.bytes);
-  for (const Room& room : rooms_) {
-    const std::ptrdiff_t offset = data - static_cast<const char*>(room.host.const_data_ptr());
-    if (offset < 0 || offset + length > room.host.numel()) continue;
+Staging::Buffer Staging::slice_at(const MemoryRange& host_range) const {
+  const auto* data = static_cast<const char*>(host_range.data);
+  const auto length = static_cast<int64_t>(host_range.bytes);
+  for (const Buffer& buffer : buffers_) {
+    const std::ptrdiff_t offset = data - static_cast<const char*>(buffer.host.const_data_ptr());
+    if (offset < 0 || offset + length > buffer.host.numel()) continue;
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    return {room.host.narrow(0, offset, length), room.device.narrow(0, offset, length)};
+    return {buffer.host.narrow(0, offset, length), buffer.device.narrow(0, offset, length)};
   }
   TORCH_INTERNAL_ASSERT(false, "an operation uses memory that is not staged");
 }
 
-void Staging::copy_in(Stage& stage) {
-  const c10::StreamGuard on_stream(in_);
-  for (const Extent& extent : read_by(stage.piece.operation, terms_.place)) {
-    if (extent.bytes == 0) continue;
-    const Room part = part_at(extent);
-    copy(part.host, part.device);
+void Staging::copy_to_host(StagedChunk& chunk) {
+  const c10::StreamGuard guard(copy_in_stream_);
+  for (const MemoryRange& range : ranges_read(chunk.chunk.operation, options_.self)) {
+    if (range.bytes == 0) continue;
+    const Buffer slice = slice_at(range);
+    copy_async(slice.host, slice.device);
   }
-  stage.arrived.record(in_);
+  chunk.on_host.record(copy_in_stream_);
 }
 
-void Staging::copy_back(const Stage& stage) {
-  const c10::StreamGuard on_stream(out_);
-  for (const Extent& extent : written_by(stage.piece.operation, terms_.place)) {
-    if (extent.bytes == 0) continue;
-    const Room part = part_at(extent);
-    copy(part.device, part.host);
+void Staging::copy_to_device(const StagedChunk& chunk) {
+  const c10::StreamGuard guard(copy_out_stream_);
+  for (const MemoryRange& range : ranges_written(chunk.chunk.operation, options_.self)) {
+    if (range.bytes == 0) continue;
+    const Buffer slice = slice_at(range);
+    copy_async(slice.device, slice.host);
   }
 }
 
-void Staging::await(const c10::Event& event, bool needs_others) const {
-  await_by_looking([&] { return has_come(event, needs_others); });
+void Staging::wait_for(const c10::Event& event, bool needs_peers) const {
+  poll_until([&] { return poll(event, needs_peers); });
 }
 
-bool Staging::has_come(const c10::Event& event, bool needs_others) const {
+bool Staging::poll(const c10::Event& event, bool needs_peers) const {
   if (event.query()) return true;
-  const auto who = [this] { return c10::str(device_, " of rank ", terms_.place.rank); };
+  const auto device = [this] { return c10::str(device_, " of rank ", options_.self.rank); };
   if (Clock::now() > deadline_)
-    throw tccl::Error(tccl::Errc::timeout,
-                      c10::str(who(), " has not come to this operation in ", terms_.timeout.count(),
-                               " ms: what its stream was given before is not finished"));
+    throw tccl::Error(
+        tccl::Errc::timeout,
+        c10::str(device(), " did not reach this operation within ", options_.timeout.count(),
+                 " ms: earlier work on its stream is not finished"));
   try {
-    terms_.stop_if_asked(needs_others);
-  } catch (const tccl::Error& error) {  // of another rank, which may have waited for this one
+    options_.poll_hook(needs_peers);
+  } catch (const tccl::Error& error) {  // on another rank, which may have waited for this device
     throw tccl::Error(error.code(),
-                      c10::str(error.what(), " (", who(), " had not come to this operation yet)"),
+                      c10::str(error.what(), " (", device(), " had not reached this operation)"),
                       error.ranks());
   }
   return false;

@@ -1,18 +1,21 @@
-// Tensors of an accelerator in one call: they travel through host memory.
+// Stages the tensors of an accelerator through host memory, for one call.
 //
-// The collective is cut into pieces. While one piece is on its way between the ranks, the next is
-// being copied to the host and the one before it back, if the host's memory can be pinned:
+// A collective is split into chunks (chunking.h). If host memory can be pinned, three things
+// overlap: the copy of the next chunk to the host, the communication of this one, and the copy of
+// the previous result to the device:
 //
-//   stream in    | 1 in | 2 in | 3 in |
-//   ranks               | 1    | 2    | 3     |
-//   stream out                 | 1 out | 2 out | 3 out |
+//   copy-in stream   | 1 in | 2 in | 3 in |
+//   communication           | 1    | 2    | 3     |
+//   copy-out stream                | 1 out | 2 out | 3 out |
 //
-// The first copy waits for what the caller's current stream had been given when the call was made,
-// and what is copied back comes behind it. The copies begin when it is the call's turn among the
-// group's collectives, and the next one's turn comes when the results lie in the accelerator's
-// memory: so a collective sees what the one before it has written, if its tensors are contiguous,
-// and every stream may read the results without a further wait. That also keeps memory from being
-// used again too early. Nothing here knows what accelerator it is: torch's guards do.
+// Ordering with the device:
+// - The first copy waits for the work that the caller's current stream had when the call was made.
+//   Copies back to the device come after it, too.
+// - The copies start when the collective reaches the head of the group's queue. The next collective
+//   starts when the results are in device memory. So a collective reads what the previous one wrote
+//   (if its tensors are contiguous), and any stream may read the results without a further wait.
+// - The caching allocator cannot reuse the memory too early, for the same reason.
+// Works with every accelerator that has torch's device guard; no code here is specific to one.
 //
 // Not thread-safe: belongs to the thread that makes the call, then to the one that runs it.
 #pragma once
@@ -26,8 +29,8 @@
 #include <span>
 #include <vector>
 
-#include "deadline.h"
-#include "pieces.h"
+#include "chunking.h"
+#include "polling.h"
 #include "tccl/communicator.h"
 
 namespace torch_ccl {
@@ -39,72 +42,76 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
   ~Staging();
 
-  /// On which the results are written.
-  [[nodiscard]] c10::Stream output_stream() const noexcept { return out_; }
-  /// Host memory in the place of `tensor`, which must be contiguous.
-  void* room_for(const at::Tensor& tensor);
-  /// For a tensor that is written on the output stream but has no room.
-  void keep(const at::Tensor& tensor);
+  /// The stream on which the results are written.
+  [[nodiscard]] c10::Stream output_stream() const noexcept { return copy_out_stream_; }
+  /// Allocates host memory for `tensor`, which must be contiguous, and returns its address.
+  void* add_buffer(const at::Tensor& tensor);
+  /// Keeps alive a tensor that is written on the output stream but has no buffer.
+  void keep_alive(const at::Tensor& tensor);
 
-  /// Called while it waits; throws if the wait is to end. The other ranks are needed until all is
+  /// Called while a wait polls; throws to end the wait. `needs_peers` is true until all data is
   /// exchanged.
-  using Stop = std::function<void(bool needs_others)>;
-  struct Terms {
-    Place place;
-    std::size_t piece_bytes;
+  using PollHook = std::function<void(bool needs_peers)>;
+  struct Options {
+    RankAndSize self;
+    std::size_t chunk_bytes;
     std::chrono::milliseconds timeout;  // of the call
-    Stop stop_if_asked;
+    PollHook poll_hook;
   };
-  /// What is to be done, in the rooms' memory. The current stream's work of by now comes first.
-  void prepare(std::span<const tccl::Operation> operations, Terms terms);
+  /// Sets the operations, which use the buffers' host memory, and records the work that the current
+  /// stream has now: all copies come after it.
+  void prepare(std::span<const tccl::Operation> operations, Options options);
 
   // ---- collectives
 
-  [[nodiscard]] std::uint32_t operations() const noexcept;
-  /// All of it. `then` may add to the output stream.
-  void run(const tccl::OperationSequence::Run& run, const std::function<void()>& then);
+  /// The number of operations that run_all() runs.
+  [[nodiscard]] std::uint32_t operation_count() const noexcept;
+  /// Copies in, runs every chunk, copies out. `on_output_stream` may add work to that stream.
+  void run_all(const tccl::OperationSequence::Run& run,
+               const std::function<void()>& on_output_stream);
 
-  // ---- messages, which are sent as soon as they are started
+  // ---- point to point, where the copies are not part of the operation
 
-  void bring_inputs();
-  /// Does not wait; true when what has come is on the device. To be repeated until then. Until the
-  /// stream has come to the call, which the first of these calls gives the call's timeout for,
-  /// nothing is written.
-  bool try_return_outputs(const std::function<void()>& then);
+  /// Before a send is started.
+  void copy_inputs_to_host();
+  /// After a receive. Does not wait; returns true when the data is in device memory, and must be
+  /// repeated until then. Nothing is written until the caller's stream has reached the call; the
+  /// call's timeout for that starts with the first attempt.
+  bool try_copy_outputs_to_device(const std::function<void()>& on_output_stream);
 
  private:
-  /// The same bytes here and there.
-  struct Room {
+  /// The same bytes in host and device memory.
+  struct Buffer {
     at::Tensor host, device;
   };
-  struct Stage {
-    Piece piece;
-    c10::Event arrived;
-    bool sees_results;  // of the stages before it: its operation reads what others write
+  struct StagedChunk {
+    Chunk chunk;
+    c10::Event on_host;          // its inputs are in host memory
+    bool reads_earlier_results;  // it reads what an earlier operation of this call writes
   };
 
-  [[nodiscard]] std::vector<Extent> on_device(const std::vector<Extent>& on_host) const;
-  void begin_copying(bool needs_others = false);
-  void await_results();
-  [[nodiscard]] Room part_at(const Extent& extent) const;
-  void copy_in(Stage& stage);
-  void copy_back(const Stage& stage);
-  void end_copying(const std::function<void()>& then);
-  void await(const c10::Event& event, bool needs_others = false) const;
-  /// Throws if it is not to be waited for any longer.
-  [[nodiscard]] bool has_come(const c10::Event& event, bool needs_others = false) const;
+  [[nodiscard]] std::vector<MemoryRange> on_device(const std::vector<MemoryRange>& on_host) const;
+  [[nodiscard]] Buffer slice_at(const MemoryRange& host_range) const;
+  void start_copies(bool needs_peers = false);
+  void order_copies_after_results();
+  void copy_to_host(StagedChunk& chunk);
+  void copy_to_device(const StagedChunk& chunk);
+  void record_outputs(const std::function<void()>& on_output_stream);
+  void wait_for(const c10::Event& event, bool needs_peers = false) const;
+  /// Whether the device has reached `event`. Throws at the deadline, or what the poll hook throws.
+  [[nodiscard]] bool poll(const c10::Event& event, bool needs_peers = false) const;
 
   const at::Device device_;
-  const c10::Stream in_;
-  const c10::Stream out_;
-  Terms terms_{};
-  c10::Event issued_;  // what the caller's stream had been given
-  std::vector<Room> rooms_;
-  bool is_pinned_ = true;  // all of the rooms' host memory
-  std::vector<at::Tensor> kept_;
-  std::vector<Stage> stages_;
-  c10::Event done_;
-  Clock::time_point deadline_{};
+  const c10::Stream copy_in_stream_;
+  const c10::Stream copy_out_stream_;
+  Options options_{};
+  c10::Event inputs_ready_;  // the work of the caller's stream at the time of the call
+  std::vector<Buffer> buffers_;
+  bool is_pinned_ = true;  // the host memory of all buffers
+  std::vector<at::Tensor> kept_alive_;
+  std::vector<StagedChunk> chunks_;
+  c10::Event outputs_written_;
+  Deadline deadline_{};
   bool is_copying_ = false;
 };
 

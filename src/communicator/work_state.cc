@@ -71,7 +71,7 @@ void WorkState::wait_by(Deadline deadline) {
     throw Error(Errc::aborted, "this process was forked from a rank and cannot use its groups");
   if (!done()) help_until_done(deadline);
   if (!done())
-    throw Error(Errc::timeout, formatted("wait() timed out before {} was complete", description()));
+    throw Error(Errc::timeout, formatted("wait() timed out before {} completed", description()));
   if (error_) std::rethrow_exception(error_);
 }
 

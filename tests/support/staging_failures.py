@@ -29,7 +29,7 @@ def a_stream_that_does_not_come_ends_in_time(rank, size):
     group = dist.new_group(timeout=timedelta(seconds=1))
     tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
     time.sleep(rank / 2)  # so that rank 0 times out first
-    with fails("standin:0 of rank 0 has not come to this operation", within_s=10):
+    with fails("standin:0 of rank 0 did not reach this operation", within_s=10):
         dist.all_reduce(tensor, group=group)
 
 
@@ -39,7 +39,7 @@ def a_stream_that_does_not_come_is_named_by_its_rank(rank, size):
     group = dist.new_group(timeout=timedelta(seconds=2))
     tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
     time.sleep((1 - rank) / 2)
-    words = ["standin:0 of rank 0 had not come"] if rank == 0 else ["rank 0 (host"]
+    words = ["standin:0 of rank 0 had not reached"] if rank == 0 else ["rank 0 (host"]
     with fails(*words, within_s=10):
         dist.all_reduce(tensor, group=group)
 
@@ -53,7 +53,7 @@ def without_pinned_memory(rank, size):
     assert (tensor.cpu() == SUM).all()
     group = dist.new_group(timeout=timedelta(seconds=1))
     time.sleep(rank / 2)
-    with fails("standin:0 of rank 0 has not come", within_s=10):
+    with fails("standin:0 of rank 0 did not reach", within_s=10):
         dist.all_reduce(delayed(rank, delay_ms=LONG_MS if rank == 0 else 1), group=group)
 
 
@@ -137,7 +137,7 @@ def a_receive_waits_for_its_stream_elsewhere(rank, size):
     start = time.monotonic()
     work = dist.irecv(into, 0)
     future = work.get_future()
-    with fails("gave up", within_s=late_ms / 2000):
+    with fails("wait() timed out", within_s=late_ms / 2000):
         work.wait(timedelta(milliseconds=50))
     assert time.monotonic() - start < late_ms / 2000 and not work.is_completed()
     doubled = future.then(lambda f: f.value()[0] * 2).wait()
@@ -167,7 +167,7 @@ def a_receive_that_has_failed_writes_nothing_later(rank, size):
     else:
         into = delayed(rank, delay_ms=3000)
         torch.standin.set_delay_ms(500)  # the duration of a copy that is enqueued meanwhile
-        with fails("standin:1 of rank 1 has not come", within_s=10):
+        with fails("standin:1 of rank 1 did not reach", within_s=10):
             dist.irecv(into, 0, group=group).wait()
         torch.standin.set_delay_ms(0)
         into.fill_(-1)

@@ -1,4 +1,4 @@
-#include "store.h"
+#include "c10d_store.h"
 
 #include <algorithm>
 #include <thread>
@@ -22,29 +22,29 @@ std::string C10dStore::get(const std::string& key, std::chrono::milliseconds tim
   return {value.begin(), value.end()};
 }
 
-// Prefixes hide the store that does the work; a store that is no server (files) has no host.
+// A PrefixStore wraps the store that holds the keys. Only a TCPStore has a host.
 std::string C10dStore::host() const {
   c10::intrusive_ptr<c10d::Store> store = store_;
   while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
     store = prefixed->getUnderlyingStore();
-  if (auto* served = dynamic_cast<c10d::TCPStore*>(store.get())) return served->getHost();
+  if (auto* tcp = dynamic_cast<c10d::TCPStore*>(store.get())) return tcp->getHost();
   return {};
 }
 
-// Asks again and again, because wait() of torch's stores cannot be interrupted, locks out the other
-// threads that share the connection, and prints a warning when its time is up. The pause grows
-// with the time spent, so that asking adds an eighth to the wait and little load to the server.
+// Polls, because wait() of torch's stores cannot be interrupted, blocks the other threads that
+// share the connection, and prints a warning at its timeout. The pause grows with the time already
+// waited: polling adds at most an eighth to the wait and little load to the server.
 void C10dStore::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
   const auto start = steady_clock::now();
   while (!store_->check({key})) {
-    const auto spent = steady_clock::now() - start;
-    if (spent >= timeout) {
+    const auto waited = steady_clock::now() - start;
+    if (waited >= timeout) {
       throw tccl::Error(tccl::Errc::timeout, "no rank stored the key '" + key + "' within " +
                                                  std::to_string(timeout.count()) + " ms");
     }
     poll_interrupt_();
     std::this_thread::sleep_for(std::clamp<steady_clock::duration>(
-        spent / 8, std::chrono::microseconds(200), std::chrono::milliseconds(50)));
+        waited / 8, std::chrono::microseconds(200), std::chrono::milliseconds(50)));
   }
 }
 

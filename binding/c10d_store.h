@@ -1,5 +1,5 @@
-// c10d's key-value store, through which torch's ranks already meet, as a tccl::Store.
-// Thread safety: as safe as the store it wraps; every store of torch is safe.
+// Adapts c10d's key-value store, over which torch's ranks rendezvous, to tccl::Store.
+// Thread safety: that of the wrapped store; every store of torch is thread-safe.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace torch_ccl {
 
 class C10dStore final : public tccl::Store {
  public:
-  /// `poll_interrupt` is called again and again while get() waits; what it throws ends the wait.
+  /// `poll_interrupt` is called repeatedly while get() waits; an exception from it ends the wait.
   C10dStore(c10::intrusive_ptr<c10d::Store> store, std::function<void()> poll_interrupt)
       : store_(std::move(store)), poll_interrupt_(std::move(poll_interrupt)) {}
 

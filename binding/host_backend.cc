@@ -1,0 +1,201 @@
+#include "host_backend.h"
+
+#include <ATen/record_function.h>
+
+#include "coalesced_work.h"
+#include "context.h"
+#include "errors.h"
+#include "gil.h"
+#include "monitored_barrier.h"
+#include "polling.h"
+#include "work.h"
+
+namespace torch_ccl {
+namespace {
+
+constexpr Method kBarrier{c10d::OpType::BARRIER, "barrier", "barrier"};
+
+std::atomic<std::uint64_t> operations_started{0};  // relaxed: a statistic
+
+// Runs a request on the calling thread. The common case allocates nothing: the request moves to the
+// heap only if it may outlive this call.
+void run_inline(tccl::Communicator& communicator, CollectiveRequest& request,
+                std::chrono::milliseconds timeout) {
+  if (const tccl::Operation* operation = request.single_operation();
+      operation && communicator.try_run(*operation, timeout))
+    return void(request.try_write_results());
+  const auto shared = std::make_shared<const CollectiveRequest>(std::move(request));
+  if (const tccl::Operation* operation = shared->single_operation()) {
+    communicator.run(*operation, {.timeout = timeout, .keepalive = shared});
+  } else {
+    communicator.run(CollectiveRequest::sequence(shared),
+                     {.timeout = timeout, .keepalive = shared});
+  }
+  shared->try_write_results();
+}
+
+std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
+                                  const std::shared_ptr<const CollectiveRequest>& request,
+                                  std::chrono::milliseconds timeout) {
+  if (const tccl::Operation* operation = request->single_operation())
+    return communicator.start(*operation, {.timeout = timeout, .keepalive = request});
+  return communicator.start(CollectiveRequest::sequence(request),
+                            {.timeout = timeout, .keepalive = request});
+}
+
+}  // namespace
+
+HostBackend::HostBackend(const StorePtr& store, int rank, int size,
+                         c10::intrusive_ptr<Options> options, std::string name)
+    : Backend(rank, size),
+      options_(std::move(options)),
+      group_{rank, size, std::move(name), options_->backend},
+      communicator_(make_communicator(store, rank, size,
+                                      {.name = group_.name, .timeout = options_->timeout})),
+      staging_bytes_(context()->staging_bytes()),
+      timeout_(options_->timeout) {
+  init();
+}
+
+// Python holds the GIL when it drops the last reference. close() waits for operations whose
+// callbacks may need the GIL.
+HostBackend::~HostBackend() {
+  const ScopedGilRelease without_gil;
+  communicator_->close();
+}
+
+// ---- how a request is run
+
+HostBackend::WorkPtr HostBackend::launch(CollectiveRequest request,
+                                         std::chrono::milliseconds timeout, bool asynchronous) {
+  if (request.is_staged()) prepare_staging(request, effective_timeout(timeout));
+  request.accept();
+  operations_started.fetch_add(1, std::memory_order_relaxed);
+  at::RecordFunction profiler_row(at::RecordScope::FUNCTION);
+  if (profiler_row.isActive()) {
+    const std::vector<c10::IValue> inputs(request.inputs().begin(), request.inputs().end());
+    profiler_row.before(c10::str("pg::", request.method().name), &inputs);
+  }
+  auto work = c10::make_intrusive<WorkCCL>(request, communicator_->next_sequence(), communicator_,
+                                           pending_work_);
+  const bool is_coalescing = group_.coalescing.is_open();
+  try {
+    if (request.is_empty()) {
+      work->complete_inline();
+    } else if (asynchronous || is_coalescing) {
+      const auto shared = std::make_shared<const CollectiveRequest>(std::move(request));
+      const auto operation = start(*communicator_, shared, effective_timeout(timeout));
+      WorkCCL::attach(work, operation, shared);
+    } else {
+      run_inline(*communicator_, request, effective_timeout(timeout));
+      work->complete_inline();
+    }
+  } catch (const tccl::Error& error) {
+    group_.coalescing.discard();
+    if (error.code() != tccl::Errc::invalid_argument)  // else nothing was started
+      work->complete(to_torch_error(std::current_exception()));
+    throw_torch_error(error);
+  }
+  if (is_coalescing) group_.coalescing.add(work);
+  return work;
+}
+
+HostBackend::WorkPtr HostBackend::launch_point_to_point(CollectiveRequest request) {
+  return launch(std::move(request), c10d::kUnsetTimeout, /*asynchronous=*/true);
+}
+
+void HostBackend::prepare_staging(CollectiveRequest& request,
+                                  std::chrono::milliseconds timeout) const {
+  // The reference is weak, because a request may outlive the group. close() waits for collectives
+  // but not for receives, so those check is_closed(). Signals are checked less often than peers:
+  // that takes the GIL.
+  auto poll_hook = [group = std::weak_ptr(communicator_),
+                    ends_at_close = request.is_staged_receive(),
+                    operation = c10::str(request.method().name, " of group ", group_.name),
+                    next_interrupt = Clock::now() + kInterruptPeriod](bool needs_peers) mutable {
+    const auto communicator = group.lock();
+    if (!communicator || (ends_at_close && communicator->is_closed()))
+      throw tccl::Error(tccl::Errc::aborted, "the group was closed before the operation completed");
+    if (needs_peers) {
+      communicator->check_peers(operation);
+    } else if (const std::exception_ptr error = communicator->error()) {
+      std::rethrow_exception(error);
+    }
+    if (Clock::now() < next_interrupt) return;
+    poll_interrupt();
+    next_interrupt = Clock::now() + kInterruptPeriod;
+  };
+  try {
+    request.prepare_staging(staging_bytes_, timeout, std::move(poll_hook));
+  } catch (const tccl::Error& error) {
+    throw_torch_error(error);
+  }
+}
+
+HostBackend::WorkPtr HostBackend::endCoalescing() {
+  return c10::make_intrusive<CoalescedWork>(group_.coalescing.end());
+}
+
+std::uint64_t HostBackend::operation_count() noexcept {
+  return operations_started.load(std::memory_order_relaxed);
+}
+
+// ---- timeouts
+
+void HostBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  timeout_.store(timeout, std::memory_order_relaxed);
+}
+
+std::chrono::milliseconds HostBackend::effective_timeout(std::chrono::milliseconds timeout) const {
+  return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
+}
+
+// ---- barriers
+
+HostBackend::WorkPtr HostBackend::barrier(const c10d::BarrierOptions& options) {
+  CollectiveRequest request(kBarrier, group_);
+  request.add(tccl::barrier());
+  return launch(std::move(request), options);
+}
+
+void HostBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  // Unlike in other methods, zero is a timeout of its own here: it fails at once.
+  const auto timeout =
+      options.timeout == c10d::kUnsetTimeout ? effective_timeout(options.timeout) : options.timeout;
+  operations_started.fetch_add(1, std::memory_order_relaxed);
+  const auto number = monitored_barriers_.fetch_add(1, std::memory_order_relaxed);
+  monitored_barrier(*communicator_, number, timeout, wait_all_ranks);
+}
+
+// ---- completion, errors, shutdown
+
+void HostBackend::registerOnCompletionHook(PendingWork::Hook&& hook) {
+  TORCH_CHECK(hook, "ccl: a completion hook must be callable");
+  TORCH_CHECK(pending_work_->set_hook(std::move(hook)), "ccl: group ", group_.name,
+              " already has a completion hook");
+  // The base class uses it only in hasHooks(). It refers to the hook, which must not be copied.
+  onCompletionHook_ = [pending_work = pending_work_](std::shared_ptr<c10d::WorkInfo> info) {
+    (*pending_work->hook())(std::move(info));
+  };
+}
+
+c10d::ErrorType HostBackend::getError() {
+  const std::exception_ptr error = communicator_->error();
+  if (!error) return c10d::ErrorType::SUCCESS;
+  try {
+    std::rethrow_exception(error);
+  } catch (const tccl::Error& e) {
+    if (e.code() == tccl::Errc::timeout) return c10d::ErrorType::TIMEOUT;
+    if (e.code() == tccl::Errc::peer_lost) return c10d::ErrorType::REMOTE_ERROR;
+    return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void HostBackend::shutdown() { communicator_->close(); }
+
+void HostBackend::abort() {
+  communicator_->abort(c10::str("abort() was called on rank ", getRank()));
+}
+
+}  // namespace torch_ccl

@@ -3,7 +3,7 @@
 namespace tccl {
 namespace {
 
-// Measured thresholds: see docs/performance.md.
+// Measured thresholds: see docs/dev/measurements.md.
 /// one_shot reads (P - 1) times the data on every rank, two_shot less than twice the data.
 constexpr DefaultRule kLargeData[] = {{.from_bytes = std::size_t{1} << 20, .from_ranks = 6}};
 /// Converting float8 costs more than the second synchronisation, so ranks share the arithmetic.

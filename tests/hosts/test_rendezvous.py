@@ -292,7 +292,7 @@ def test_secrets_that_differ(hosts):
 # ---- foreign connections
 
 # Every listening port except the store's receives data that no rank sends.
-STRANGER = """
+FOREIGN_CLIENT = """
 import contextlib, os, socket, sys, time
 address, ports = sys.argv[1], [int(port) for port in sys.argv[2:]]
 open_ones = []
@@ -344,13 +344,13 @@ def test_foreign_connections(hosts, tmp_path):
         while not all((tmp_path / str(rank)).exists() for rank in range(2)):
             assert all(rank.process.is_alive() for rank in ranks)
             time.sleep(0.01)
-        strangers = []
+        clients = []
         for host in hosts[:2]:
             ports = listening_on(host)
             assert len(ports) == 2
-            words = [sys.executable, "-c", STRANGER, host.address, *map(str, ports)]
-            strangers.append(hosts[2].start(words))
-        assert [stranger.wait(40) for stranger in strangers] == [0, 0]
+            words = [sys.executable, "-c", FOREIGN_CLIENT, host.address, *map(str, ports)]
+            clients.append(hosts[2].start(words))
+        assert [client.wait(40) for client in clients] == [0, 0]
         stop.touch()
     for number, rank in enumerate(ranks):
         assert not rank.failure, rank.failure

@@ -108,8 +108,8 @@ def test_consecutive_groups(slurm):
 @pytest.mark.slow
 def test_srun_of_torchrun(slurm):
     agents = ("srun", "-N", "2", "--tasks-per-node", "1")
-    meeting = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400")
-    torchrun = ("torchrun", *meeting, "--nproc-per-node=2", "--no-python")
+    rendezvous = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400")
+    torchrun = ("torchrun", *rendezvous, "--nproc-per-node=2", "--no-python")
     lines = lines_of(slurm.run(*agents, *torchrun, *RANK))
     # The agents agree on the order of their nodes.
     orders = (HOSTS, HOSTS[::-1])

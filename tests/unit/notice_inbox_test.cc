@@ -39,6 +39,11 @@ class OneLocalRank : public LocalMembers {
   bool failed_ = false;
 };
 
+/// RemoteProcess has no public constructor: the control plane makes them.
+struct AnotherHost final : RemoteProcess {
+  AnotherHost() : RemoteProcess({}) {}
+};
+
 class NoticeInboxTest : public ::testing::Test {
  protected:
   /// A group of rank 0 here and rank 1 in the process `remote`.
@@ -51,8 +56,7 @@ class NoticeInboxTest : public ::testing::Test {
     return {group, static_cast<std::uint32_t>(GroupNotice::left), {}};
   }
 
-  std::shared_ptr<RemoteProcess> remote =
-      std::make_shared<RemoteProcess>(RemoteProcess::Identity());
+  std::shared_ptr<RemoteProcess> remote = std::make_shared<AnotherHost>();
 };
 
 TEST_F(NoticeInboxTest, RoutesToTheGroupThatTheNoticeNames) {

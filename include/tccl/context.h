@@ -2,8 +2,7 @@
 // Implemented by src/communicator/context_impl.{h,cc}.
 //
 //   auto context = tccl::Context::create();
-//   std::shared_ptr<void> buffer = context->allocate(1 << 20);   // zero-copy between ranks of a
-//   host
+//   std::shared_ptr<void> buffer = context->allocate(1 << 20);   // shared by the host's ranks
 //
 // Thread safety: every method may be called from any thread.
 #pragma once

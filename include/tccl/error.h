@@ -1,9 +1,11 @@
 // The exception type of the library. Implemented by src/base/error.cc.
 // Thread safety: an Error is immutable.
 //
-//   try { comm->run(...); }
-//   catch (const tccl::Error& e) { if (e.code() == tccl::Errc::peer_lost)
-//   rebuild_without(e.ranks()); }
+//   try {
+//     comm->run(...);
+//   } catch (const tccl::Error& error) {
+//     if (error.code() == tccl::Errc::peer_lost) rebuild_without(error.ranks());
+//   }
 #pragma once
 
 #include <stdexcept>

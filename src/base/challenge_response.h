@@ -1,18 +1,17 @@
 // Mutual authentication of two processes that know the same secret (HMAC-SHA256
 // challenge-response).
 //
-//   acceptor                                                connector
+//   acceptor                                               connector
 //     Challenge c = make_challenge()                  ->
-//                                                     <-      Response r = respond(secret, c,
-//                                                     context)
+//                                                     <-   Response r = respond(secret, c, context)
 //     verify(secret, c, r, context)
 //     Confirmation f = confirm(secret, c, r, context) ->
-//                                                             verify(secret, c, r, f, context)
+//                                                          verify(secret, c, r, f, context)
 //
 // A proof covers the prover's role, both nonces and the context, so it can be neither replayed on
 // another connection nor reflected to its sender. The context is what both sides must agree on
-// besides the secret: the protocol's name, the identities. The structs are sent as bytes. Thread
-// safety: functions without shared state.
+// besides the secret: the protocol's name, the identities. The structs are sent as bytes.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <string_view>

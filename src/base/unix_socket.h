@@ -1,9 +1,9 @@
 // Abstract Unix sockets (SOCK_SEQPACKET): packets keep their boundaries and may carry file
 // descriptors. Every wait has a deadline.
 //
-//   Fd listener = listen_on("tccl-4711");                 // invalid if another process has the
-//   name send_packet(socket, Status{}, deadline, {memory_fd}); auto status =
-//   receive_packet<Status>(socket, deadline, &fds);
+//   Fd listener = listen_on("tccl-4711");    // invalid if another process has the name
+//   send_packet(socket, Status{}, deadline, {memory_fd});
+//   auto status = receive_packet<Status>(socket, deadline, &fds);
 //
 // Thread safety: functions without shared state.
 #pragma once

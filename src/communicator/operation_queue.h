@@ -23,9 +23,8 @@
 //                                                start() need not submit a pool job meanwhile
 //   lingering  running    caller, waiter, pool   takes the next entry
 //   lingering  ready      the lingering thread   finds no entry that it may take, or is about to
-//   run
-//                                                callbacks or to sleep; submits a pool job if an
-//                                                entry can start
+//                                                run callbacks or to sleep; submits a pool job if
+//                                                an entry can start
 //
 // Independent of the state, pool_job_pending_ is set from the submission of a pool job until the
 // job runs: a waiter often runs the entry before the pool thread wakes, and a second job would wake

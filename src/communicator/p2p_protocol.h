@@ -1,9 +1,8 @@
 // P2pProtocol: the message protocol of one communicator's sends and receives, over one link per
 // rank.
 //
-//   small message:  eager ->                          the payload travels at once
-//   large message:  announce ->  <- grant  data -> ... data ->     the receiver grants it once
-//   matched
+//   small message:  eager ->                                   the payload travels at once
+//   large message:  announce ->  <- grant  data -> ... data -> granted once a receive matches
 //
 // Eager messages are bounded: if a receiver has more than 1 MiB of unmatched eager data from one
 // sender, the sender announces small messages too.

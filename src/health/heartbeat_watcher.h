@@ -2,8 +2,7 @@
 //
 //   HeartbeatWatcher watcher;
 //   watcher.update(peer.beats(), Clock::now());                       // in the polling loop
-//   if (watcher.is_stalled(Clock::now(), kStalledAfter)) ...          // stopped or swapped out,
-//   not dead
+//   if (watcher.is_stalled(Clock::now(), kStalledAfter)) ...          // stopped, not dead
 //
 // Thread safety: none; a value that its owner updates.
 #pragma once

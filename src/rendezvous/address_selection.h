@@ -1,7 +1,7 @@
 // Chooses the address that each host of a group advertises to the others.
 //
-//   std::vector<AddressOffer> offers = ...;                       // one per host, same order
-//   everywhere std::string own = choose_address(offers, own_index, source_address_to);
+//   std::vector<AddressOffer> offers = ...;    // one per host, in the same order on all hosts
+//   std::string own = choose_address(offers, own_index, source_address_to);
 //
 // Thread safety: pure functions.
 #pragma once

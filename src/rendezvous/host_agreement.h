@@ -1,9 +1,9 @@
 // The agreement between the leaders of all hosts, in three rounds through the store.
 //
 //   HostAgreement hosts(options, host_map, hooks);
-//   std::string address = hosts.agree_on_address();                              //
-//   Round::addresses Roster roster = hosts.exchange_peer_infos([&] { return gather(address); }); //
-//   Round::peer_infos hosts.commit([&] { distribute(roster); }); // Round::status
+//   std::string address = hosts.agree_on_address();                                 // addresses
+//   Roster roster = hosts.exchange_peer_infos([&] { return gather(address); });     // peer infos
+//   hosts.commit([&] { distribute(roster); });                                      // status
 //
 // If the step of one host fails, every host throws that host's error. A host that cannot complete a
 // round (its step is interrupted, the store fails) contributes its failure, so that the others do

@@ -5,17 +5,15 @@
 //   rendezvous(options, shared_memory.fd(), pidfd);   // calls options.accept(roster) on every rank
 //
 // 1. Local: all ranks of a host try to bind the same abstract Unix socket. One succeeds, becomes
-// the
-//    leader of its host and accepts the others. Connecting proves that ranks share a host: an
+//    the leader of its host and accepts the others. Connecting proves that ranks share a host: an
 //    abstract name is visible in one network namespace only. Abstract sockets have no permissions,
 //    so a challenge-response handshake precedes any file descriptor. (local_server.h,
 //    local_client.h)
 // 2. Discovery: the ranks publish in the store which rank leads their host. (host_discovery.h)
 // 3. Global: the leaders exchange addresses and the PeerInfos of their ranks through the store.
 //    (host_agreement.h)
-// 4. Commit: the group exists once every rank has accepted the roster (mapped its local peers'
-// memory);
-//    a failure on one rank fails all. Then the sockets are closed and the store keys removed.
+// 4. Commit: the group exists once every rank has accepted the roster, that is, has mapped its
+//    local peers' memory; a failure on one rank fails all. Then the sockets are closed and the store keys removed.
 // Thread safety: call from one thread per group.
 #pragma once
 

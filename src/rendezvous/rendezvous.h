@@ -13,7 +13,8 @@
 // 3. Global: the leaders exchange addresses and the PeerInfos of their ranks through the store.
 //    (host_agreement.h)
 // 4. Commit: the group exists once every rank has accepted the roster, that is, has mapped its
-//    local peers' memory; a failure on one rank fails all. Then the sockets are closed and the store keys removed.
+//    local peers' memory; a failure on one rank fails all. Then the sockets are closed and the
+//    store keys removed.
 // Thread safety: call from one thread per group.
 #pragma once
 

@@ -54,7 +54,7 @@ class CoalescingState {
   }
 
  private:
-  // Relaxed: pairs with nothing. A thread only needs the value that includes its own block.
+  // Relaxed: a thread needs only what it wrote itself, the count that includes its own block.
   std::atomic<std::size_t> open_blocks_{0};
   std::mutex mutex_;  // guards works_by_thread_
   std::unordered_map<std::thread::id, Works> works_by_thread_;

@@ -130,7 +130,8 @@ class CollectiveRequest {
   /// collectives copy their inputs when they run.
   void prepare_staging(std::size_t chunk_bytes, std::chrono::milliseconds timeout,
                        Staging::PollHook poll_hook);
-  /// All arguments are valid. After this call the caller ends the coalescing block if it fails.
+  /// To be called when all arguments have been checked. From then on a failure does not discard the
+  /// coalescing block here; HostBackend::launch() does that.
   void accept() noexcept { discard_on_throw_.coalescing = nullptr; }
   [[nodiscard]] const Method& method() const noexcept { return *method_; }
   [[nodiscard]] const GroupInfo& group() const noexcept { return *group_; }

@@ -194,8 +194,6 @@ c10d::ErrorType HostBackend::getError() {
 
 void HostBackend::shutdown() { communicator_->close(); }
 
-void HostBackend::abort() {
-  communicator_->abort(c10::str("abort() was called on rank ", getRank()));
-}
+void HostBackend::abort() { communicator_->abort("abort() was called"); }
 
 }  // namespace torch_ccl

@@ -123,7 +123,8 @@ class HostBackend : public c10d::Backend {
 
   // ---- completion, errors, shutdown
 
-  /// Nothing to do: the sequence number counts the collectives issued, so ranks always agree on it.
+  /// Nothing to do: the sequence number counts the collectives issued, so ranks that issue the same
+  /// collectives agree on it.
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return communicator_->next_sequence() - 1; }
   void registerOnCompletionHook(PendingWork::Hook&& hook) override;

@@ -300,8 +300,8 @@ void WorkCCL::complete_future(c10::ivalue::Future& future) noexcept {
     finishes = state_ == State::future_pending;
   }
   try {
-    // A waiter of the Future synchronizes with the current stream. On stream_ no work is left;
-    // the device's default stream may have some.
+    // A waiter of the Future synchronizes with the current stream. stream_ is idle, so the waiter
+    // is not delayed; the device's default stream may be busy.
     const c10::OptionalStreamGuard guard(stream_);
     if (error) {
       future.setError(error);

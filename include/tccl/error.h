@@ -22,7 +22,7 @@ enum class Errc : unsigned char {
   mismatch,          // ranks called different operations
   timeout,           // a deadline passed
   peer_lost,         // a rank died or left during an operation that needs it
-  aborted,           // abort() here or on another rank
+  aborted,           // abort(), close(), a cancelled message, an interrupt, use in a forked child
   system,            // a system call failed
   internal,          // a bug of this library
 };

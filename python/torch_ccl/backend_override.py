@@ -88,7 +88,7 @@ def _create(
 ) -> "ProcessGroupCCL":
     from torch_ccl import ProcessGroupCCL
 
-    # torch tells the group's name later; this one appears in error messages until then.
+    # torch sets the group's name later, so error messages call the group by its backend's name.
     return ProcessGroupCCL(store, rank, size, timeout, name=backend, backend=backend)
 
 

@@ -9,7 +9,7 @@ constexpr DefaultRule kLargeData[] = {{.from_bytes = std::size_t{1} << 20, .from
 /// Converting float8 costs more than the second synchronisation, so ranks share the arithmetic.
 constexpr DefaultRule kLargeDataOrFloat8[] = {
     kLargeData[0], {.from_bytes = 1024, .from_ranks = 2, .float8_only = true}};
-/// Between hosts the bytes sent soon cost more than the number of messages.
+/// Between hosts, from 32 KiB on the bytes cost more than the messages.
 constexpr DefaultRule kLargeDataBetweenHosts[] = {
     {.from_bytes = std::size_t{32} << 10, .from_ranks = 2}};
 

@@ -31,12 +31,12 @@ struct BackoffPolicy {
   Clock::duration spin;
   Clock::duration before_sleep;  // spinning plus yielding
 };
-/// Every rank has a core. A yield costs as much as a small collective, so spin for as long as ranks
-/// usually are apart.
+/// Every rank has a core. A yield costs as much as a small collective, so spin for the usual skew
+/// between ranks.
 inline constexpr BackoffPolicy kBackoffDedicated{std::chrono::microseconds(20),
                                                  std::chrono::microseconds(100)};
 /// More ranks than cores: a rank that spins keeps another one from running. Waking a sleeping rank
-/// on an idle core takes tens of microseconds, so yield for long.
+/// on an idle core takes tens of microseconds, so yield for 500 us before sleeping.
 inline constexpr BackoffPolicy kBackoffOversubscribed{std::chrono::microseconds(0),
                                                       std::chrono::microseconds(500)};
 /// Each poll of the network is a system call, so spinning between polls gains nothing; waking up
@@ -45,7 +45,7 @@ inline constexpr BackoffPolicy kBackoffNetwork{std::chrono::microseconds(0),
                                                std::chrono::microseconds(500)};
 
 /// A sleeping rank wakes this often to check whether its peers are alive: no system call reports
-/// a death at once. 250 checks per second cost well under 1 % of a core.
+/// a death at once. The cost of waiting is in docs/performance.md: about 1 % of a core.
 inline constexpr auto kSleepInterval = std::chrono::milliseconds(4);
 
 /// How often a wait on a user's thread calls Context::Options::poll_interrupt.

@@ -123,8 +123,8 @@ void WorkerPool::start_threads() noexcept {
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
   static std::atomic<bool> warned{false};  // once per process, however many contexts it has
   if (!missing_cores.empty() && !warned.exchange(true, std::memory_order_relaxed))
-    log_warning(formatted("CCL_WORKER_AFFINITY: this process has no core {}; the workers meant for "
-                          "it are not pinned",
+    log_warning(formatted("CCL_WORKER_AFFINITY: not online, or not in the cpuset of this process: "
+                          "cores {}; their workers are not pinned",
                           cores_text(missing_cores)),
                 options_.rank);
 }

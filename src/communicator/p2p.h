@@ -51,8 +51,8 @@ class P2p : public std::enable_shared_from_this<P2p> {
   [[nodiscard]] bool needs_progress() const noexcept {
     return has_outstanding() || (ofi_p2p_ && ofi_p2p_->is_sending());
   }
-  /// Whether a thread in wait() moves the data. Then the progress thread should not, nor between
-  /// two waits that follow each other closely.
+  /// Whether a thread in wait() drives progress. The progress thread then does not, also for a
+  /// short time after the wait: had_waiters_since().
   [[nodiscard]] bool has_waiters() const noexcept {
     return waiters_.load(std::memory_order_acquire) != 0;  // pairs with ~Waiting()
   }

@@ -50,9 +50,9 @@ std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
   if (const int peer = work.operation.root; peer != kAnySource) {
     ranks.push_back(peer);
     const bool stalled = work.heartbeat.is_stalled(now, members_.stalled_after(peer));
-    text +=
-        formatted("; {} {}", members_.who(peer),
-                  stalled ? "is stalled: it has no heartbeat" : "is alive but has not matched it");
+    text += formatted("; {} {}", members_.who(peer),
+                      stalled ? "is stalled: it has no heartbeat"
+                              : "is alive but has not posted the matching operation");
   }
   return std::make_exception_ptr(Error(Errc::timeout, text, std::move(ranks)));
 }

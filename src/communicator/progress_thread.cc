@@ -18,7 +18,8 @@ namespace {
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
 /// The same while all that is outstanding has a waiting thread and nothing has moved for a while.
 constexpr auto kPollIntervalWithWaiters = std::chrono::milliseconds(50);
-/// After something moved the thread yields instead of sleeping for this long: more often follows.
+/// After something moved the thread yields for this long instead of sleeping: more data usually
+/// follows.
 constexpr auto kYieldAfterMove = std::chrono::microseconds(200);
 /// Traffic comes in bursts: for this long after the last activity the thread keeps polling, so that
 /// a new operation needs no notify().
@@ -77,7 +78,7 @@ struct ProgressThread::State {
     }
   }
 
-  /// Until notified, or as long as failures need no check.
+  /// Sleeps until notified, at most until the next check for failures.
   void sleep_until_notified(std::uint32_t seen) {
     needs_notify.store(true, std::memory_order_relaxed);
     // Announce, then poll once more; pairs with the fence in notify().

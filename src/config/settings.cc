@@ -134,12 +134,13 @@ constexpr const char* kAlgorithmDoc =
 
 constexpr SettingRow kRows[] = {
     {"CCL_CHUNK_BYTES", "256K",
-     "Size of one slot in shared memory: larger operations are split into chunks of this size. "
-     "Must be the same on all ranks.",
+     "Largest chunk into which operations are split (the smallest is 16 KiB). A slot in shared "
+     "memory holds an input chunk and a result chunk. Must be the same on all ranks.",
      bytes_into<&Settings::chunk_bytes>},
     {"CCL_EAGER_BYTES", "8K",
      "Messages up to this size are sent eagerly, before the receiver has posted a matching recv. "
-     "Must be the same on all ranks.",
+     "Also the size of the cells in which larger messages travel within a host. Must be the same "
+     "on all ranks.",
      bytes_into<&Settings::eager_bytes>},
     {"CCL_SHARED_BYTES", "16G",
      "Address space that a process reserves for memory shared with the other ranks of its host: "
@@ -151,10 +152,10 @@ constexpr SettingRow kRows[] = {
      "communication overlap. Must be the same on all ranks.",
      bytes_into<&Settings::staging_bytes>},
     {"CCL_WORKER_COUNT", "auto",
-     "Worker threads of each rank, which help the thread that runs a large operation (256 KiB and "
-     "more); 0: none. auto: one less than the cores of the rank (or than its share of them, if "
-     "several ranks may use the same cores), at most 3; with a list in CCL_WORKER_AFFINITY, the "
-     "number of listed cores per rank.",
+     "Worker threads of each rank, which help the thread that runs a large operation (in chunks of "
+     "256 KiB and more; those of ordinary tensors from 2 MiB); 0: none. auto: one less than the "
+     "cores of the rank (or than its share of them, if several ranks have the same affinity mask), "
+     "at most 3; with a list in CCL_WORKER_AFFINITY, the number of listed cores per rank.",
      worker_count_into},
     {"CCL_WORKER_AFFINITY", "auto",
      "Cores of the worker threads of all ranks on this host, one after the other: "
@@ -170,9 +171,9 @@ constexpr SettingRow kRows[] = {
     {"CCL_ATL_PROVIDER", "",
      "libfabric provider, as listed by fi_info; default: FI_PROVIDER, else tcp.", provider_into},
     {"CCL_SOCKET_IFNAME", "",
-     "Interfaces to use between hosts, as prefixes of their names: \"eth,ib\" takes the first that "
-     "fits, \"^lo,docker\" any but these; a ^ holds for all names behind it. By default the one "
-     "that leads to the host of the store.",
+     "Prefixes of the names of interfaces to use between hosts, in order of preference, such as "
+     "\"eth,ib\". Prefixes after a ^ are excluded: \"^lo,docker\". Default: the interface of the "
+     "route to the host of the store.",
      interface_filter_into},
     {"CCL_PORT_RANGE", "",
      "Ports to listen on for connections of other hosts, such as 20000-20100: two for each rank of "

@@ -63,8 +63,8 @@ class ControlPlane {
   [[nodiscard]] const RemoteProcess::Identity& self() const noexcept { return options_.self; }
   [[nodiscard]] std::uint16_t port() const noexcept { return options_.self.port; }
 
-  /// A process that knows the secret is accepted. Each add_secret() needs one remove_secret();
-  /// connections that are authenticated stay open.
+  /// A process that knows the secret is accepted, until remove_secret() was called as often as
+  /// add_secret(). Connections that are authenticated stay open. Groups do not remove theirs.
   void add_secret(const std::string& secret);
   void remove_secret(const std::string& secret);
 

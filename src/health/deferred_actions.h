@@ -27,7 +27,8 @@ class DeferredActions {
   /// Only the last warning is kept.
   void warn(std::string text) { warning_ = std::move(text); }
 
-  /// Notices before states: a thread that sees that a peer has ended has got its last notice.
+  /// Delivers notices first, then sets states: a thread that sees that a peer has ended has got
+  /// its last notice.
   void run(const OnNotice& on_notice) const;
 
  private:

@@ -6,7 +6,7 @@
 namespace tccl {
 namespace {
 
-/// Smaller messages do not get faster by sending fewer bytes.
+/// Below this size compression does not save time.
 constexpr std::size_t kMinPackedBytes = std::size_t{32} << 10;
 
 /// Only float32 sums can be packed, and only those whose result goes to all ranks.
@@ -90,7 +90,8 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);
-  if (record.counts_hash != 0) text += formatted("counts #{:04x}, ", record.counts_hash & 0xffff);
+  if (record.counts_hash != 0)
+    text += formatted("hash of counts {:04x}, ", record.counts_hash & 0xffff);
   if (record.wire_format != WireFormat::same)
     text += formatted("{} on the wire, ", name_of(record.wire_format));
   return text + formatted("algorithm {})", algorithm_name);

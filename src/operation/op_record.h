@@ -23,9 +23,9 @@ struct alignas(64) OpRecord {
   std::uint64_t whole_count = 0;  // 0: not a chunk of a larger collective
   std::uint64_t count = 0;
   std::uint64_t counts_hash = 0;  // of the v-collectives whose counts are the same on all ranks
-  /// Digest of this record and of all records before it. A rank that runs ahead (the leaf of a
-  /// broadcast does not wait) is compared at the next operation that synchronises, and the chain
-  /// then covers the operations in between.
+  /// Digest of this record and of all records before it. A rank may run ahead: the root of a
+  /// broadcast does not wait for the other ranks. It is compared at the next operation that
+  /// synchronises, and the chain then covers the operations in between.
   std::uint64_t chain = 0;
   double factor = 1.0;  // of premul_sum; may differ between ranks, so it is not in the digest
 };

@@ -14,7 +14,7 @@ namespace tccl {
 struct LocalPlacement {
   int rank = 0;
   int ranks = 1;
-  int sharing = 1;         // how many of them, this one included, may use the same cores
+  int sharing = 1;         // how many of them, this one included, have the same affinity mask
   std::vector<int> cores;  // that this rank may use
 };
 

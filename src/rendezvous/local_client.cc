@@ -29,7 +29,7 @@ void wait_readable_until(int socket, Deadline deadline, const RendezvousOptions&
   while (!wait_readable(socket, std::min(deadline, Clock::now() + kInterruptPeriod))) {
     if (options.poll_interrupt) options.poll_interrupt();
     on_poll();
-    if (Clock::now() >= deadline) throw Error(Errc::timeout, "it did not answer in time");
+    if (Clock::now() >= deadline) throw Error(Errc::timeout, "no answer before the timeout");
   }
 }
 

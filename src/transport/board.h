@@ -27,7 +27,7 @@ namespace tccl {
 
 class Board {
  public:
-  /// Data up to this size is in the cache line of the flag that publishes it.
+  /// Payloads up to this size are stored in the step's cache line, next to the position word.
   static constexpr std::size_t kLineBytes = 48;
 
   /// Each slot has two areas, because a step of two_shot publishes new input and an earlier result.
@@ -53,7 +53,7 @@ class Board {
 
   virtual Slot open_step() = 0;
   virtual void post() = 0;
-  /// Waits for step `step` of `peer`. Steps are numbered from 0 in each operation.
+  /// Waits for step `step` of `peer`. Here steps are numbered from 0 in each operation.
   virtual PeerSlot await(int peer, std::uint32_t step) = 0;
 
   /// Makes the next step number 0 for await(). All ranks call it at the same step.
@@ -76,7 +76,8 @@ class Board {
   /// operation fails, later writes of peers are discarded.
   virtual void open_window(std::byte* memory, std::size_t bytes) = 0;
   virtual void close_window() = 0;
-  /// Throws if the group has failed: then a peer may have changed the memory that it published.
+  /// Throws if the group is marked as failed: then a peer may have changed the memory that it
+  /// published. Does not check whether processes are alive.
   virtual void check_alive() const = 0;
 
   /// The rank in the whole group, which may have ranks on other hosts; for error messages.

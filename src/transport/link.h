@@ -5,7 +5,7 @@
 //   announce   rendezvous of a large message (request to send)
 //   grant      the receiver's answer to an announce (clear to send)
 //   data       a part of a granted message
-//   nothing    no payload; only carries the claims below
+//   nothing    no payload; carries only the claims below
 //
 // Eager flow control: a receiver claims the bytes of an eager message when a receive matches it; a
 // sender limits the bytes that it has sent and that were not claimed.

@@ -6,7 +6,7 @@
 //   entered  this rank begins to exchange messages with that rank
 //   failed   the group has failed, and why
 //   left     this rank has left the group, and how many messages it had sent
-//   wake     look for messages (wakes the progress thread)
+//   wake     messages are waiting: wakes the receiver's progress thread
 // A rank that learns of a failure marks the group on its own host and sends one `failed` notice to
 // every rank that it exchanges messages with, so the failure reaches every rank that could wait.
 // Thread safety: every method may be called from any thread.

@@ -244,7 +244,7 @@ def changed(name: str, text: str, changes: tuple[Change, ...] = CHANGES) -> str:
 
 
 class Variables(NamedTuple):
-    name: str  # as above
+    name: str  # of the document
     values: Callable[[], dict[str, str]]
     reason: str
 

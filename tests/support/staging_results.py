@@ -148,7 +148,7 @@ def copies_of_pieces_overlap(rank, size):
 
 @check
 def pieces_of_other_wholes_are_a_mismatch(rank, size):
-    """Although the first chunks are equal."""
+    """Different sizes are detected although the first chunks are equal."""
     with fails("whole of 2048", "whole of 3072", within_s=20):
         dist.all_reduce(torch.ones(1024 * (rank + 2), device=device_of(rank)))
 
@@ -273,7 +273,7 @@ def objects(rank, size):
 
 @check
 def objects_through_the_device(rank, size):
-    """By a group without another backend."""
+    """A group whose only backend is ccl for the device sends objects."""
     torch.standin.set_device(rank)
     group = dist.new_group(backend="standin:ccl")
     everyones = [None] * size

@@ -369,7 +369,7 @@ def devices_are_apart_and_copies_order_them():
     here = settled(torch.zeros(1000, device="standin:1"))
     late_fill(here, 7)
     there.copy_(here)
-    late_fill(here, 8)  # behind the copy
+    late_fill(here, 8)  # enqueued after the copy
     assert holds(there.cpu(), 7)
     with_error(RuntimeError, "no device 4", lambda: torch.zeros(1, device="standin:4"))
 

@@ -57,7 +57,7 @@ class Runner:
         self._connected: set[HostAgent] = set()
         self._ranks: dict[ProcessId, int] = {}
         self._statuses: list[ExitStatus] = []
-        self._stopping = False  # from then on exit codes are consequences of stopping
+        self._stopping = False  # if true, exit codes are caused by our signals and ignored
         self._host_problem = ""
         self._received_signal: int | None = None
         self._stop_at: float | None = None

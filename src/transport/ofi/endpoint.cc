@@ -56,7 +56,7 @@ Info find_provider(const std::string& provider, const std::string& address, std:
 }
 
 Info choose_provider(const Endpoint::Options& options) {
-  // Before libfabric 1.19, reliable datagrams over TCP are the layered provider tcp;ofi_rxm.
+  // Before libfabric 1.18, reliable datagrams over TCP are the layered provider tcp;ofi_rxm.
   const std::vector<std::string> candidates = options.provider.empty() || options.provider == "tcp"
                                                   ? std::vector<std::string>{"tcp;ofi_rxm", "tcp"}
                                                   : std::vector<std::string>{options.provider};

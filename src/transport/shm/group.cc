@@ -109,6 +109,7 @@ Error Group::fail(const Error& reason) noexcept {
       static_cast<std::int32_t>(std::min(reason.ranks().size(), std::size(record.ranks)));
   std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
   mark_failed(*mine_);
+  // The loads of uid pair with Group() and try_reclaim().
   for (int rank = 0; rank < size(); ++rank)
     if (region(rank).uid.load(std::memory_order_acquire) == identity_.uid)
       mark_failed(region(rank));
@@ -129,6 +130,7 @@ void Group::mark_failed(Region& other) noexcept {
 void Group::close() noexcept {
   mine_->closed.store(1, std::memory_order_release);  // pairs with state_of()
   doorbell_fence();
+  // The loads of uid pair with Group() and try_reclaim().
   for (int rank = 0; rank < size(); ++rank) {
     if (region(rank).uid.load(std::memory_order_acquire) != identity_.uid) continue;
     region(rank).collective_doorbell.ring_if_sleeping();

@@ -1,8 +1,8 @@
 // Region: the layout of one rank's part of a group in its own shared memory, which the ranks of its
 // host map: a header page (Region) and a body with one line per peer and the slots.
 //
-// Only the owner writes here, with two exceptions, each a single atomic word: a peer may ring a
-// doorbell and mark the region as failed. A region is freed only when every peer has left the group
+// Only the owner writes here, except atomic words: peers ring the two doorbells and mark the region
+// as failed. A region is freed only when every peer has left the group
 // or died (Group::try_reclaim), so a late write never hits another group's region.
 // Thread safety: see the pairing comment of each atomic.
 #pragma once
@@ -20,7 +20,8 @@
 namespace tccl::shm {
 
 inline constexpr std::uint32_t kSlots = 4;
-/// A rank is less than kSlots operations ahead of another; the log keeps more for error messages.
+/// No rank is kSlots or more operations ahead of another, so the log still holds the operation of
+/// the slower rank, and earlier ones for error messages.
 static_assert(OperationLog::kLength >= 4 * kSlots);
 
 /// How far a rank is: sequence number of its collective and number of steps posted in it. The

@@ -136,6 +136,7 @@ void ShmBoard::post() {
 
 void ShmBoard::ring_if_awaited(int peer) {
   CollectiveDoorbell& doorbell = group_.region(peer).collective_doorbell;
+  // Relaxed: the caller's doorbell_fence() pairs with the fence of sleep_until_arrived().
   if (doorbell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
     doorbell.ring();
 }
@@ -158,6 +159,7 @@ void ShmBoard::wait_for(int peer, Step step) {
   if (view.arrived > step) return;
   const StepLine& mine = line_of(rank(), step);
   const StepLine& theirs = line_of(peer, step);
+  // Relaxed: this thread stored it in post().
   const Position target = mine.position.load(std::memory_order_relaxed);
   const auto arrived = [&] {
     if (reached(theirs.position.load(std::memory_order_acquire), target))  // pairs with post()
@@ -226,7 +228,7 @@ std::string ShmBoard::operation() const {
 
 Position ShmBoard::position_seen(int peer) const {
   const StepLine* lines = group_.region(peer).steps;
-  Position latest = lines[0].position.load(std::memory_order_acquire);
+  Position latest = lines[0].position.load(std::memory_order_acquire);  // pairs with post()
   for (const StepLine& line : std::span(lines, kSlots)) {
     const Position position = line.position.load(std::memory_order_acquire);  // pairs with post()
     if (reached(position, latest)) latest = position;

@@ -59,7 +59,7 @@ def check_master(machine: Machine) -> Finding:
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return Finding(PROBLEM, where, "set MASTER_PORT to a number between 1 and 65535")
     if machine.environment.get("RANK", "0") != "0" or not is_this_host(address or "localhost"):
-        return Finding(OK, f"{where}: another process listens there")
+        return Finding(OK, f"{where}: rank 0 is expected to listen there")
     if not can_listen(int(port)):
         return Finding(PROBLEM, f"{where}: the port is in use", "set MASTER_PORT to another one")
     return Finding(OK, f"{where}: the port is free")

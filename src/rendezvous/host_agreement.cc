@@ -178,14 +178,17 @@ void HostAgreement::commit(FunctionRef<void()> accept) {
 Status HostAgreement::agree_on_status(const Status& own) const {
   const StoreClient store = client();
   const std::string_view round = name_of(Round::status);
+  const std::vector<std::string> texts =
+      store_gather(store, round, host_, host_map_.hosts(), std::string(as_bytes(own)));
   Status common = own;
-  for (const std::string& text :
-       store_gather(store, round, host_, host_map_.hosts(), std::string(as_bytes(own)))) {
+  for (const std::string& text : texts) {
     std::string_view rest(text);
     const auto theirs = cut_packet<Status>(rest);
     if (common.ok != 0 && theirs.ok == 0) common = theirs;
   }
-  if (host_ == 0)  // all hosts have read these, since all have contributed their status
+  // A host that has contributed its status has read these keys. After a failure some may be
+  // missing.
+  if (texts.size() == static_cast<std::size_t>(host_map_.hosts()))
     for (const Round earlier : {Round::addresses, Round::peer_infos})
       remove_key(*options_.store, store.key(name_of(earlier)));
   const std::string result =

@@ -91,7 +91,8 @@ INSTANTIATE_TEST_SUITE_P(All, NarrowFloatVariants, testing::ValuesIn(narrow_case
 TEST(KernelVariants, TheLastUsableIsUsed) {
   const kernels::Variant* last = nullptr;
   for (const kernels::Variant& variant : kernels::variants()) {
-    std::printf("%s: %s\n", variant.name, variant.usable() ? "tested" : "not supported by this CPU");
+    std::printf("%s: %s\n", variant.name,
+                variant.usable() ? "tested" : "not supported by this CPU");
     if (variant.usable()) last = &variant;
   }
   EXPECT_TRUE(kernels::variants().front().usable());

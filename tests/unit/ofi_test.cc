@@ -162,7 +162,8 @@ TEST(Fabric, ErrorNamesAMissingProvider) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Errc::system);
-    EXPECT_NE(std::string(error.what()).find("no-such-provider"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("no-such-provider"), std::string::npos)
+        << error.what();
   }
 }
 

@@ -154,7 +154,8 @@ TEST(ReduceArithmetic, CallersDenormalFlushingHasNoEffect) {
 
 TEST(ReduceArithmetic, AverageDividesBySourceCount) {
   const float x = 3.0f;
-  ASSERT_NE(7 * x * (1.0f / 7), x) << "with this number, multiplying by the inverse would give another result";
+  ASSERT_NE(7 * x * (1.0f / 7), x)
+      << "with this number, multiplying by the inverse would give another result";
   const std::vector<const void*> sources(7, &x);
   float result = 0;
   kernels::reduce(&result, sources, 1, DType::float32, ReduceOp::avg, {});

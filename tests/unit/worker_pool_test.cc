@@ -362,8 +362,9 @@ TEST_P(ParallelCopy, CopyIsMemcpy) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ParallelCopy,
-                         ::testing::Values(0, 1, kMinBytesPerThread - 1, kMinBytesPerThread, 2 * kMinBytesPerThread - 1,
-                                           2 * kMinBytesPerThread, 3 * kMinBytesPerThread + 1,
+                         ::testing::Values(0, 1, kMinBytesPerThread - 1, kMinBytesPerThread,
+                                           2 * kMinBytesPerThread - 1, 2 * kMinBytesPerThread,
+                                           3 * kMinBytesPerThread + 1,
                                            40 * kMinBytesPerThread + 12345));
 
 }  // namespace

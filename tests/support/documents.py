@@ -244,7 +244,7 @@ def changed(name: str, text: str, changes: tuple[Change, ...] = CHANGES) -> str:
 
 
 class Variables(NamedTuple):
-    name: str  # of the document
+    name: str  # how the names of its scripts begin
     values: Callable[[], dict[str, str]]
     reason: str
 

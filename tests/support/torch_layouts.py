@@ -9,7 +9,7 @@ import torch
 
 from support.torch_reference import bytes_of, components, same_numbers
 
-TAIL = 4  # elements after the last one
+TAIL = 4  # unused elements of the storage after the last one that the view uses
 
 _device = torch.device("cpu")
 

@@ -222,6 +222,9 @@ void LocalServer::receive_peer_info(Connection& connection) {
     peer.memory = std::move(fds[0]);
     if (fds.size() > 1) peer.process = std::move(fds[1]);
   } catch (const Error& error) {
+    // The rank has reported why it fails and exits now: check_connections() must not report it as
+    // lost while the other hosts are told the reason.
+    connection.socket.reset();
     if (error.code() != Errc::peer_lost || !error.ranks().empty()) throw;
     throw lost_error(connection, error.what());
   }

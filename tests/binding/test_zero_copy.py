@@ -34,9 +34,12 @@ def test_same_arguments_as_torch_empty():
     assert torch.equal(x * 2, torch.full((LARGE,), 4.0))
 
 
-@pytest.mark.parametrize("size", [(-1,), (2**40, 2**40)])
-def test_invalid_sizes_are_refused(size):
-    with pytest.raises(RuntimeError, match="ccl: a tensor"):
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [((-1,), "ccl: a dimension cannot have -1 elements"), ((2**40, 2**40), "ccl: a tensor")],
+)
+def test_invalid_sizes_are_refused(size, message):
+    with pytest.raises(RuntimeError, match=message):
         torch_ccl.empty(*size)
 
 

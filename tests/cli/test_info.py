@@ -18,7 +18,7 @@ def info(*options: str, **environment: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch_ccl_command", "info", *options]
     return subprocess.run(
         command,
-        env={**os.environ, **environment},
+        env={**os.environ, "COLUMNS": "150", **environment},  # xdist sets it to the terminal's
         capture_output=True,
         text=True,
         timeout=60,

@@ -174,7 +174,7 @@ TEST(RendezvousProcess, ManyGroupsLeakNothing) {
     check(count_entries("/proc/self/fd") < descriptors + 5,
           "descriptors");  // a leak of one per group would be 100
     check(count_entries("/proc/self/task") <= threads, "threads");
-    rank.say("grew by " + std::to_string(resident_kib() - before) + " KiB");
+    rank.report("grew by " + std::to_string(resident_kib() - before) + " KiB");
     check(resident_kib() - before < kAllowedGrowthKib, "memory");
     world->run(tccl::barrier());
   });

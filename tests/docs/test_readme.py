@@ -16,9 +16,10 @@ def python_block() -> str:
 def test_ddp_script(tmp_path):
     script = python_block()
     assert len(script.splitlines()) == 6
-    (tmp_path / "train.py").write_text(
-        script + "print(dist.get_backend(), dist.get_world_size())\n"
-    )
+    # One string, one write: both ranks share torchrun's output, and with PYTHONUNBUFFERED=1 print()
+    # writes each of its arguments on its own.
+    shown = 'print(f"{dist.get_backend()} {dist.get_world_size()}\\n", end="")\n'
+    (tmp_path / "train.py").write_text(script + shown)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     finished = run([sys.executable, *command], cwd=tmp_path)
     assert finished.returncode == 0, finished.output

@@ -8,7 +8,7 @@ VENV_PYTHON := .venv/bin/python
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup setup-tests build wheel native standin demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests build wheel library standin test-setup demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -27,6 +27,9 @@ help:
 	@echo "make compat DOCS=<directory>   the scripts of the documents in it, as they stand there"
 	@echo "make clean      remove what was built (.venv stays)"
 
+packages:
+	@PYTHON="$(PYTHON)" tools/setup.sh packages
+
 setup:
 	@PYTHON="$(PYTHON)" tools/setup.sh
 
@@ -40,13 +43,13 @@ setup-tests: setup
 
 build: .venv/.package
 
-# Shares build/package with `build`, so each finds compiled what the other has compiled.
+# Shares build/release with `build`, so each finds compiled what the other has compiled.
 wheel: setup
 	@echo "building wheels in $(DIST)"
 	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" . ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
 
 # The C++ library and its tests, without torch.
-native: setup
+library: packages
 	cmake --preset release --log-level=WARNING
 	cmake --build --preset release
 
@@ -58,15 +61,20 @@ standin: setup
 demo: build
 	$(VENV_PYTHON) examples/demo.py $(ARGS)
 
-test: build native standin setup-tests
+# In a fresh clone the C++ library and its tests compile while pip installs torch.
+test-setup: packages
+	@$(MAKE) --no-print-directory $(if $(wildcard .venv build/release),,-j2) setup library
+	@$(MAKE) --no-print-directory -j3 build standin setup-tests
+
+test: test-setup
 	$(VENV_PYTHON) tools/run_tests.py -m "not slow" $(ARGS)
 
-test-all: build native standin setup-tests
+test-all: test-setup
 	@tools/setup.sh applications
 	@tools/setup.sh docs
 	$(VENV_PYTHON) tools/run_tests.py $(ARGS)
 
-lint: build native standin
+lint: library build standin
 	@tools/setup.sh lint
 	tools/lint.sh
 
@@ -89,7 +97,7 @@ bench: build
 bench-hosts: build setup-tests
 	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)
 
-mutants: build native
+mutants: library build
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)
 
 applications: build

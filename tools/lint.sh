@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Formatting and static checks of our own files. Needs build/release and, for binding/ and tests/standin/, build/package
-# and build/standin.
+# Formatting and static checks of our own files. Needs build/release, with the binding
+# configured, and build/standin.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 status=0
@@ -19,12 +19,8 @@ mapfile -t python < <(existing setup.py python compat tests examples tools bench
 
 check "clang-format" clang-format --dry-run -Werror "${cpp[@]}"
 check "clang-tidy src" tidy build/release < <(find src -name '*.cc' | sort)
-if [ -e build/package/compile_commands.json ]; then
-  check "clang-tidy binding" tidy build/package < <(find binding -name '*.cc' | sort)
-fi
-if [ -e build/standin/compile_commands.json ]; then
-  check "clang-tidy standin" tidy build/standin < <(find tests/standin -name '*.cc' | sort)
-fi
+check "clang-tidy binding" tidy build/release < <(find binding -name '*.cc' | sort)
+check "clang-tidy standin" tidy build/standin < <(find tests/standin -name '*.cc' | sort)
 check "include graph" .venv/bin/python tools/include_graph.py
 check "ruff check" .venv/bin/ruff check --quiet "${python[@]}"
 check "ruff format" .venv/bin/ruff format --quiet --diff "${python[@]}"

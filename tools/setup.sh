@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this machine: system packages that are missing, then .venv with requirements-dev.txt.
 #   tools/setup.sh          what building needs
+#   tools/setup.sh packages     of that only the system packages
 #   tools/setup.sh test     what testing needs on top
 #   tools/setup.sh lint     what `make lint` needs on top
 #   tools/setup.sh applications     what the tests in tests/applications need on top
@@ -125,7 +126,7 @@ if [ "${1:-}" = test ]; then
 fi
 [ "${1:-}" != applications ] || install_applications
 [ "${1:-}" != docs ] || install_requirements requirements-docs.txt
-[ $# = 0 ] || exit 0
+[ $# = 0 ] || exit 0  # also for packages
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   die "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1); choose one: make build PYTHON=python3.11"

@@ -96,8 +96,8 @@ class ContextImpl final : public Context {
   void handle_notice(const std::shared_ptr<RemoteProcess>& from, const Notice& notice) noexcept;
   [[nodiscard]] ProcessPage& process_page() const;
 
-  std::mutex
-      mutex_;  // guards the making of workers_, and peers_, communicators_ and deferred_frees_
+  /// Guards the making of workers_, and peers_, communicators_ and deferred_frees_.
+  std::mutex mutex_;
   Options options_;
   Settings settings_;
   AlgorithmSelector algorithms_;

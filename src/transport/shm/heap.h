@@ -54,11 +54,11 @@ class Heap : public std::enable_shared_from_this<Heap> {
   const std::size_t cached_at_most_;
   const pid_t owner_;  // a forked child must not change the heap
   mutable std::mutex mutex_;
-  std::multimap<std::size_t, Allocation>
-      cache_;  // by size; still with pages, each of which costs a page fault
+  /// By size; still with pages, each of which costs a page fault.
+  std::multimap<std::size_t, Allocation> cache_;
   std::size_t cached_bytes_ = 0;
-  std::map<std::size_t, std::shared_ptr<UnsharedRange>>
-      unshared_;                           // by offset; they do not overlap
+  /// By offset; they do not overlap.
+  std::map<std::size_t, std::shared_ptr<UnsharedRange>> unshared_;
   std::atomic<bool> any_unshared_{false};  // true from the first unshare() on
 };
 

@@ -111,8 +111,8 @@ class LocalGroup final : public LocalMembers {
   std::vector<Member> members_;
   std::vector<int> global_ranks_;
   int rank_ = 0;
-  std::mutex
-      mutex_;  // guards allocations_, kept_alive_, freed_ and the writing of the failure record
+  /// Guards allocations_, kept_alive_, freed_ and the writing of the failure record.
+  std::mutex mutex_;
   bool freed_ = false;
 };
 

@@ -48,7 +48,7 @@ struct FailureRecord {
 struct alignas(64) StepHeader {
   std::atomic<Position> position;  // stored last: ShmBoard::post() releases, wait_for() acquires
   std::uint64_t digest;            // of the operation that the step belongs to: see OpRecord
-  std::byte payload[Board::kInlineBytes];
+  std::byte inline_data[Board::kInlineBytes];
 };
 static_assert(sizeof(StepHeader) == 64);
 
@@ -59,9 +59,9 @@ struct CollectiveDoorbell : Doorbell {
 
 /// What a rank keeps per peer for point-to-point traffic.
 struct alignas(64) PeerCounters {
-  std::atomic<std::uint64_t> ring_offset;    // of my ring to that peer; 0: no ring yet
-  std::atomic<std::uint64_t> cells_taken;    // cells that I have taken from that peer's ring
-  std::atomic<std::uint64_t> eager_matched;  // bytes of its eager messages that matched a receive
+  std::atomic<std::uint64_t> ring_offset;      // of my ring to that peer; 0: no ring yet
+  std::atomic<std::uint64_t> cells_taken;      // cells that I have taken from that peer's ring
+  std::atomic<std::uint64_t> returned_credit;  // in all, for its eager messages
 };
 
 struct Region {

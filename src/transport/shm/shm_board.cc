@@ -121,7 +121,7 @@ Board::Slot ShmBoard::open_step() {
     for (int peer = 0; peer < size(); ++peer)
       if (peer != rank()) wait_for(peer, step - kSlots + 2);
   std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(step);
-  return {group_.mine().step_headers[step % kSlots].payload, slot, slot + area_bytes()};
+  return {group_.mine().step_headers[step % kSlots].inline_data, slot, slot + area_bytes()};
 }
 
 void ShmBoard::post() {
@@ -146,7 +146,7 @@ Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
   const GlobalStep global_step = steps_before_ + first_step_ + step;
   wait_for(peer, global_step);
   const std::byte* slot = group_.body(peer) + group_.layout().slot_offset(global_step);
-  return {header_of(peer, global_step).payload, slot, slot + area_bytes()};
+  return {header_of(peer, global_step).inline_data, slot, slot + area_bytes()};
 }
 
 double ShmBoard::factor(int rank) const {

@@ -52,11 +52,11 @@ bool ShmLink::take(Take each) {
 
 // Relaxed, both: a late value only delays eager messages.
 void ShmLink::return_credit(std::uint64_t bytes) {
-  mine().eager_matched.fetch_add(bytes, std::memory_order_relaxed);
+  mine().returned_credit.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 std::uint64_t ShmLink::returned_credit() const {
-  return theirs().eager_matched.load(std::memory_order_relaxed);
+  return theirs().returned_credit.load(std::memory_order_relaxed);
 }
 
 }  // namespace tccl::shm

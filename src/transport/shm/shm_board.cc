@@ -72,7 +72,7 @@ const std::byte* ShmBoard::read_in_place(int peer, Offset offset) {
 
 void ShmBoard::acknowledge_reads() {
   throw_if_failed();
-  group_.mine().acknowledged.store(global_step(),
+  group_.mine().acknowledged.store(next_global_step(),
                                    std::memory_order_release);  // pairs with has_acknowledged()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer) {
@@ -108,24 +108,24 @@ void ShmBoard::await_acknowledgements() {
 
 bool ShmBoard::has_acknowledged(int peer) const {
   return group_.region(peer).acknowledged.load(std::memory_order_acquire) >=
-         global_step();  // pairs with acknowledge_reads()
+         next_global_step();  // pairs with acknowledge_reads()
 }
 
 Board::Slot ShmBoard::open_step() {
-  const GlobalStep step = global_step();
-  // This step reuses the slot of step - kSlots. A peer that has posted the second step after that
-  // one has finished reading it: within one operation by the rules of board.h, and a peer that has
-  // begun another operation has read all steps of those before.
+  const GlobalStep global_step = next_global_step();
+  // This step reuses the slot of global_step - kSlots. A peer that has posted the second step after
+  // that one has finished reading it: within one operation by the rules of board.h, and a peer that
+  // has begun another operation has read all steps of those before.
   static_assert(kSlots > 2);
-  if (step >= kSlots)
+  if (global_step >= kSlots)
     for (int peer = 0; peer < size(); ++peer)
-      if (peer != rank()) wait_for(peer, step - kSlots + 2);
-  std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(step);
-  return {group_.mine().step_headers[step % kSlots].inline_data, slot, slot + area_bytes()};
+      if (peer != rank()) wait_for(peer, global_step - kSlots + 2);
+  std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(global_step);
+  return {group_.mine().step_headers[global_step % kSlots].inline_data, slot, slot + area_bytes()};
 }
 
 void ShmBoard::post() {
-  StepHeader& header = group_.mine().step_headers[global_step() % kSlots];
+  StepHeader& header = group_.mine().step_headers[next_global_step() % kSlots];
   header.digest = record_.digest;
   ++step_;
   header.position.store(position_of(record_.sequence, step_),
@@ -155,11 +155,11 @@ double ShmBoard::factor(int rank) const {
 
 /// Waits until the peer has posted a step that this rank has posted. The peer cannot be so far
 /// ahead that it overwrites the header: for that it needs a later step of this rank.
-void ShmBoard::wait_for(int peer, GlobalStep step) {
+void ShmBoard::wait_for(int peer, GlobalStep global_step) {
   PeerView& view = views_[static_cast<std::size_t>(peer)];
-  if (view.arrived > step) return;
-  const StepHeader& mine = header_of(rank(), step);
-  const StepHeader& theirs = header_of(peer, step);
+  if (view.arrived > global_step) return;
+  const StepHeader& mine = header_of(rank(), global_step);
+  const StepHeader& theirs = header_of(peer, global_step);
   // Relaxed: this thread stored it in post().
   const Position target = mine.position.load(std::memory_order_relaxed);
   const auto arrived = [&] {
@@ -171,7 +171,7 @@ void ShmBoard::wait_for(int peer, GlobalStep step) {
   if (!spin_then_yield(arrived, backoff_) && !sleep_until_arrived(peer, arrived))
     throw explain(peer, [&](int other) { return reached(position_seen(other), target); });
   if (theirs.digest != mine.digest) throw_mismatch(peer, common_sequence(peer));
-  view.arrived = step + 1;
+  view.arrived = global_step + 1;
 }
 
 bool ShmBoard::sleep_until_arrived(int peer, FunctionRef<bool()> arrived) {

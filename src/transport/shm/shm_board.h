@@ -81,12 +81,12 @@ class ShmBoard final : public Board {
     GlobalStep arrived = 0;     // steps before this one have arrived with a matching digest
   };
 
-  [[nodiscard]] const StepHeader& header_of(int rank, GlobalStep step) const {
-    return group_.region(rank).step_headers[step % kSlots];
+  [[nodiscard]] const StepHeader& header_of(int rank, GlobalStep global_step) const {
+    return group_.region(rank).step_headers[global_step % kSlots];
   }
   /// The next step that this rank posts.
-  [[nodiscard]] GlobalStep global_step() const { return steps_before_ + step_; }
-  void wait_for(int peer, GlobalStep step);
+  [[nodiscard]] GlobalStep next_global_step() const { return steps_before_ + step_; }
+  void wait_for(int peer, GlobalStep global_step);
   void ring_if_awaited(int peer);
   void acknowledge_reads();
   void await_acknowledgements();
@@ -110,8 +110,8 @@ class ShmBoard final : public Board {
   std::function<void()> check_interrupt_;
   std::function<void()> progress_network_;
   std::vector<PeerView> views_;  // by rank
-  std::vector<HeartbeatWatcher>
-      heartbeats_;  // by rank; apart, because only a sleeping rank uses them
+  /// By rank; apart, because only a sleeping rank uses them.
+  std::vector<HeartbeatWatcher> heartbeats_;
   BackoffPolicy backoff_;
   OpRecord record_;               // of the current operation
   std::uint32_t step_ = 0;        // steps posted in it

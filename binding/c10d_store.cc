@@ -42,7 +42,7 @@ void C10dStore::wait_for(const std::string& key, std::chrono::milliseconds timeo
       throw tccl::Error(tccl::Errc::timeout, "no rank stored the key '" + key + "' within " +
                                                  std::to_string(timeout.count()) + " ms");
     }
-    poll_interrupt_();
+    check_interrupt_();
     std::this_thread::sleep_for(std::clamp<steady_clock::duration>(
         waited / 8, std::chrono::microseconds(200), std::chrono::milliseconds(50)));
   }

@@ -12,9 +12,9 @@ namespace torch_ccl {
 
 class C10dStore final : public tccl::Store {
  public:
-  /// `poll_interrupt` is called repeatedly while get() waits; an exception from it ends the wait.
-  C10dStore(c10::intrusive_ptr<c10d::Store> store, std::function<void()> poll_interrupt)
-      : store_(std::move(store)), poll_interrupt_(std::move(poll_interrupt)) {}
+  /// `check_interrupt` is called repeatedly while get() waits; an exception from it ends the wait.
+  C10dStore(c10::intrusive_ptr<c10d::Store> store, std::function<void()> check_interrupt)
+      : store_(std::move(store)), check_interrupt_(std::move(check_interrupt)) {}
 
   void set(const std::string& key, std::string_view value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
@@ -25,7 +25,7 @@ class C10dStore final : public tccl::Store {
   void wait_for(const std::string& key, std::chrono::milliseconds timeout);
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::function<void()> poll_interrupt_;
+  std::function<void()> check_interrupt_;
 };
 
 }  // namespace torch_ccl

@@ -77,45 +77,46 @@ std::vector<AnyBlock> chunk_of_each(const std::vector<AnyBlock>& blocks, ChunkIn
   return result;
 }
 
-Chunk gather_chunk(const Operation& whole, const std::vector<Block>& blocks, ChunkIndex chunk,
+Chunk gather_chunk(const Operation& operation, const std::vector<Block>& blocks, ChunkIndex chunk,
                    std::size_t rank) {
   const ElementRange own = elements_of(chunk, blocks[rank].count);
-  Chunk result{.operation = whole, .out_blocks = chunk_of_each(blocks, chunk, whole.dtype)};
-  const void* in = advance(whole.in, own.begin, whole.dtype);
-  result.operation = tccl::allgatherv(in, result.out_blocks, whole.dtype);
+  Chunk result{.operation = operation, .out_blocks = chunk_of_each(blocks, chunk, operation.dtype)};
+  const void* in = advance(operation.in, own.begin, operation.dtype);
+  result.operation = tccl::allgatherv(in, result.out_blocks, operation.dtype);
   return result;
 }
 
-Chunk reduce_scatter_chunk(const Operation& whole, const std::vector<ConstBlock>& blocks,
+Chunk reduce_scatter_chunk(const Operation& operation, const std::vector<ConstBlock>& blocks,
                            ChunkIndex chunk, std::size_t rank) {
   const ElementRange own = elements_of(chunk, blocks[rank].count);
-  Chunk result{.operation = whole, .in_blocks = chunk_of_each(blocks, chunk, whole.dtype)};
-  void* out = advance(whole.out, own.begin, whole.dtype);
-  result.operation = tccl::reduce_scatterv(result.in_blocks, out, whole.dtype, whole.reduction);
-  result.operation.wire_format = whole.wire_format;
+  Chunk result{.operation = operation, .in_blocks = chunk_of_each(blocks, chunk, operation.dtype)};
+  void* out = advance(operation.out, own.begin, operation.dtype);
+  result.operation =
+      tccl::reduce_scatterv(result.in_blocks, out, operation.dtype, operation.reduction);
+  result.operation.wire_format = operation.wire_format;
   return result;
 }
 
-Chunk element_chunk(const Operation& whole, ChunkIndex chunk) {
-  const ElementRange range = elements_of(chunk, whole.count);
-  Chunk result{.operation = whole};
-  result.operation.in = advance(whole.in, range.begin, whole.dtype);
-  result.operation.out = advance(whole.out, range.begin, whole.dtype);
+Chunk element_chunk(const Operation& operation, ChunkIndex chunk) {
+  const ElementRange range = elements_of(chunk, operation.count);
+  Chunk result{.operation = operation};
+  result.operation.in = advance(operation.in, range.begin, operation.dtype);
+  result.operation.out = advance(operation.out, range.begin, operation.dtype);
   result.operation.count = range.count;
   return result;
 }
 
 /// Empty unless the operation is allgather or allgatherv.
-std::vector<Block> gathered_blocks(const Operation& whole, int size) {
-  if (whole.op == Op::allgather)
-    return equal_blocks<Block>(whole.out, whole.count, whole.dtype, size);
-  return {whole.out_blocks.begin(), whole.out_blocks.end()};
+std::vector<Block> gathered_blocks(const Operation& operation, int size) {
+  if (operation.op == Op::allgather)
+    return equal_blocks<Block>(operation.out, operation.count, operation.dtype, size);
+  return {operation.out_blocks.begin(), operation.out_blocks.end()};
 }
 /// Empty unless the operation is reduce_scatter or reduce_scatterv.
-std::vector<ConstBlock> scattered_blocks(const Operation& whole, int size) {
-  if (whole.op == Op::reduce_scatter)
-    return equal_blocks<ConstBlock>(whole.in, whole.count, whole.dtype, size);
-  return {whole.in_blocks.begin(), whole.in_blocks.end()};
+std::vector<ConstBlock> scattered_blocks(const Operation& operation, int size) {
+  if (operation.op == Op::reduce_scatter)
+    return equal_blocks<ConstBlock>(operation.in, operation.count, operation.dtype, size);
+  return {operation.in_blocks.begin(), operation.in_blocks.end()};
 }
 
 }  // namespace
@@ -142,8 +143,8 @@ std::vector<Chunk> split_into_chunks(const Operation& operation, RankAndSize sel
     } else {
       result.push_back(element_chunk(operation, chunk));
     }
-    result.back().operation.whole_count = longest;
-    result.back().operation.piece = static_cast<std::uint32_t>(index);
+    result.back().operation.total_count = longest;
+    result.back().operation.chunk_index = static_cast<std::uint32_t>(index);
   }
   return result;
 }

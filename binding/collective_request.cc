@@ -84,6 +84,26 @@ void CollectiveRequest::check_list_length(const Tensors& list, const char* argum
           "` must hold one tensor per rank, ", group_->size, " in all, but it holds ", list.size());
 }
 
+void CollectiveRequest::check_input_list(const Tensors& list, const char* argument,
+                                         const at::Tensor& other,
+                                         const char* other_argument) const {
+  check_list_length(list, argument);
+  for (const at::Tensor& tensor : list) {
+    check_input(tensor, argument);
+    check_same_dtype(tensor, argument, other, other_argument);
+  }
+}
+
+void CollectiveRequest::check_output_list(const Tensors& list, const char* argument,
+                                          const at::Tensor& other,
+                                          const char* other_argument) const {
+  check_list_length(list, argument);
+  for (const at::Tensor& tensor : list) {
+    check_output(tensor, argument);
+    check_same_dtype(tensor, argument, other, other_argument);
+  }
+}
+
 void CollectiveRequest::check_same_length(const Tensors& outputs, const Tensors& inputs) const {
   require(outputs.size() == inputs.size(), "there are ", outputs.size(), " outputs for ",
           inputs.size(), " inputs");
@@ -136,11 +156,24 @@ void* CollectiveRequest::output_data(const at::Tensor& tensor, Contents contents
   return data;
 }
 
-std::span<const tccl::Block> CollectiveRequest::keep(std::vector<tccl::Block> blocks) {
+std::span<const tccl::Block> CollectiveRequest::output_blocks(const Tensors& list) {
+  std::vector<tccl::Block> blocks;
+  for (const at::Tensor& tensor : list) blocks.push_back(output_block(tensor));
+  return keep_alive(std::move(blocks));
+}
+
+std::span<const tccl::ConstBlock> CollectiveRequest::input_blocks(const Tensors& list) {
+  std::vector<tccl::ConstBlock> blocks;
+  for (const at::Tensor& tensor : list) blocks.push_back(input_block(tensor));
+  return keep_alive(std::move(blocks));
+}
+
+std::span<const tccl::Block> CollectiveRequest::keep_alive(std::vector<tccl::Block> blocks) {
   return blocks_.emplace_back(std::move(blocks));
 }
 
-std::span<const tccl::ConstBlock> CollectiveRequest::keep(std::vector<tccl::ConstBlock> blocks) {
+std::span<const tccl::ConstBlock> CollectiveRequest::keep_alive(
+    std::vector<tccl::ConstBlock> blocks) {
   return const_blocks_.emplace_back(std::move(blocks));
 }
 
@@ -173,11 +206,12 @@ tccl::OperationSequence CollectiveRequest::sequence(
 }
 
 void CollectiveRequest::prepare_staging(std::size_t chunk_bytes, std::chrono::milliseconds timeout,
-                                        Staging::PollHook poll_hook) {
-  staging_->prepare({operations_.data(), operations_.size()}, {.self = {group_->rank, group_->size},
-                                                               .chunk_bytes = chunk_bytes,
-                                                               .timeout = timeout,
-                                                               .poll_hook = std::move(poll_hook)});
+                                        Staging::CheckWait check_wait) {
+  staging_->prepare({operations_.data(), operations_.size()},
+                    {.self = {group_->rank, group_->size},
+                     .chunk_bytes = chunk_bytes,
+                     .timeout = timeout,
+                     .check_wait = std::move(check_wait)});
   if (operations_.front().op == tccl::Op::send) staging_->copy_inputs_to_host();
 }
 

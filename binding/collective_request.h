@@ -86,6 +86,11 @@ class CollectiveRequest {
   void check_rank(int64_t rank, const char* argument) const;
   /// One tensor for each rank of the group.
   void check_list_length(const Tensors& list, const char* argument) const;
+  /// One tensor for each rank, each of them valid and of the dtype of `other`.
+  void check_input_list(const Tensors& list, const char* argument, const at::Tensor& other,
+                        const char* other_argument) const;
+  void check_output_list(const Tensors& list, const char* argument, const at::Tensor& other,
+                         const char* other_argument) const;
   /// One output for each input.
   void check_same_length(const Tensors& outputs, const Tensors& inputs) const;
   [[nodiscard]] tccl::Reduction reduction(const c10d::ReduceOp& op, const at::Tensor& tensor) const;
@@ -110,8 +115,10 @@ class CollectiveRequest {
   [[nodiscard]] tccl::ConstBlock input_block(const at::Tensor& tensor) {
     return {unaliased_input_data(tensor), count_of(tensor)};
   }
-  std::span<const tccl::Block> keep(std::vector<tccl::Block> blocks);
-  std::span<const tccl::ConstBlock> keep(std::vector<tccl::ConstBlock> blocks);
+  [[nodiscard]] std::span<const tccl::Block> output_blocks(const Tensors& list);
+  [[nodiscard]] std::span<const tccl::ConstBlock> input_blocks(const Tensors& list);
+  std::span<const tccl::Block> keep_alive(std::vector<tccl::Block> blocks);
+  std::span<const tccl::ConstBlock> keep_alive(std::vector<tccl::ConstBlock> blocks);
 
   // ---- operations
 
@@ -129,10 +136,10 @@ class CollectiveRequest {
   /// If is_staged(), before the operations are run. Copies the tensor of a send to the host;
   /// collectives copy their inputs when they run.
   void prepare_staging(std::size_t chunk_bytes, std::chrono::milliseconds timeout,
-                       Staging::PollHook poll_hook);
+                       Staging::CheckWait check_wait);
   /// To be called when all arguments have been checked. From then on a failure does not discard the
-  /// coalescing block here; HostBackend::launch() does that.
-  void accept() noexcept { discard_on_throw_.coalescing = nullptr; }
+  /// coalescing block here; HostBackend::run_request() does that.
+  void arguments_checked() noexcept { discard_on_throw_.coalescing = nullptr; }
   [[nodiscard]] const Method& method() const noexcept { return *method_; }
   [[nodiscard]] const GroupInfo& group() const noexcept { return *group_; }
   [[nodiscard]] bool is_empty() const noexcept { return operations_.empty() && !body_; }

@@ -27,7 +27,7 @@ ContextHolder& holder() {
 }  // namespace
 
 // Python runs signal handlers on its main thread only, so other threads do not take the GIL here.
-void poll_interrupt() {
+void check_interrupt() {
   if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
   const pybind11::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
@@ -37,7 +37,7 @@ std::shared_ptr<tccl::Context> context() {
   ContextHolder& held = holder();
   const std::lock_guard lock(held.mutex);
   if (!held.context || held.owner != getpid()) {  // a forked child needs a context of its own
-    held.context = tccl::Context::create({.poll_interrupt = poll_interrupt});
+    held.context = tccl::Context::create({.check_interrupt = check_interrupt});
     held.owner = getpid();
   }
   return held.context;
@@ -46,7 +46,7 @@ std::shared_ptr<tccl::Context> context() {
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,
                                                       tccl::Communicator::Options options) {
-  C10dStore adapter(store, poll_interrupt);
+  C10dStore adapter(store, check_interrupt);
   try {
     return tccl::Communicator::create(context(), adapter, rank, size, std::move(options));
   } catch (const tccl::Error& error) {

@@ -66,10 +66,11 @@ HostBackend::~HostBackend() {
 
 // ---- how a request is run
 
-HostBackend::WorkPtr HostBackend::launch(CollectiveRequest request,
-                                         std::chrono::milliseconds timeout, bool asynchronous) {
+HostBackend::WorkPtr HostBackend::run_request(CollectiveRequest request,
+                                              std::chrono::milliseconds timeout,
+                                              bool asynchronous) {
   if (request.is_staged()) prepare_staging(request, effective_timeout(timeout));
-  request.accept();
+  request.arguments_checked();
   operations_started.fetch_add(1, std::memory_order_relaxed);
   at::RecordFunction profiler_row(at::RecordScope::FUNCTION);
   if (profiler_row.isActive()) {
@@ -100,8 +101,8 @@ HostBackend::WorkPtr HostBackend::launch(CollectiveRequest request,
   return work;
 }
 
-HostBackend::WorkPtr HostBackend::launch_point_to_point(CollectiveRequest request) {
-  return launch(std::move(request), c10d::kUnsetTimeout, /*asynchronous=*/true);
+HostBackend::WorkPtr HostBackend::run_point_to_point(CollectiveRequest request) {
+  return run_request(std::move(request), c10d::kUnsetTimeout, /*asynchronous=*/true);
 }
 
 void HostBackend::prepare_staging(CollectiveRequest& request,
@@ -109,10 +110,10 @@ void HostBackend::prepare_staging(CollectiveRequest& request,
   // The reference is weak, because a request may outlive the group. close() waits for collectives
   // but not for receives, so those check is_closed(). Signals are checked less often than peers:
   // that takes the GIL.
-  auto poll_hook = [group = std::weak_ptr(communicator_),
-                    ends_at_close = request.is_staged_receive(),
-                    operation = c10::str(request.method().name, " of group ", group_.name),
-                    next_interrupt = Clock::now() + kInterruptPeriod](bool needs_peers) mutable {
+  auto check_wait = [group = std::weak_ptr(communicator_),
+                     ends_at_close = request.is_staged_receive(),
+                     operation = c10::str(request.method().name, " of group ", group_.name),
+                     next_interrupt = Clock::now() + kInterruptPeriod](bool needs_peers) mutable {
     const auto communicator = group.lock();
     if (!communicator || (ends_at_close && communicator->is_closed()))
       throw tccl::Error(tccl::Errc::aborted, "the group was closed before the operation completed");
@@ -122,11 +123,11 @@ void HostBackend::prepare_staging(CollectiveRequest& request,
       std::rethrow_exception(error);
     }
     if (Clock::now() < next_interrupt) return;
-    poll_interrupt();
+    check_interrupt();
     next_interrupt = Clock::now() + kInterruptPeriod;
   };
   try {
-    request.prepare_staging(staging_bytes_, timeout, std::move(poll_hook));
+    request.prepare_staging(staging_bytes_, timeout, std::move(check_wait));
   } catch (const tccl::Error& error) {
     throw_torch_error(error);
   }
@@ -156,7 +157,7 @@ std::chrono::milliseconds HostBackend::effective_timeout(std::chrono::millisecon
 HostBackend::WorkPtr HostBackend::barrier(const c10d::BarrierOptions& options) {
   CollectiveRequest request(kBarrier, group_);
   request.add(tccl::barrier());
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 void HostBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
@@ -164,8 +165,8 @@ void HostBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? effective_timeout(options.timeout) : options.timeout;
   operations_started.fetch_add(1, std::memory_order_relaxed);
-  const auto number = monitored_barriers_.fetch_add(1, std::memory_order_relaxed);
-  monitored_barrier(*communicator_, number, timeout, wait_all_ranks);
+  const auto sequence = monitored_barriers_.fetch_add(1, std::memory_order_relaxed);
+  monitored_barrier(*communicator_, sequence, timeout, wait_all_ranks);
 }
 
 // ---- completion, errors, shutdown
@@ -194,6 +195,6 @@ c10d::ErrorType HostBackend::getError() {
 
 void HostBackend::shutdown() { communicator_->close(); }
 
-void HostBackend::abort() { communicator_->abort("abort() was called"); }
+void HostBackend::abort() { communicator_->abort(/*reason=*/""); }
 
 }  // namespace torch_ccl

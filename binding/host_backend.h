@@ -144,12 +144,13 @@ class HostBackend : public c10d::Backend {
       std::chrono::milliseconds timeout) const;
 
  private:
-  WorkPtr launch(CollectiveRequest request, std::chrono::milliseconds timeout, bool asynchronous);
+  WorkPtr run_request(CollectiveRequest request, std::chrono::milliseconds timeout,
+                      bool asynchronous);
   template <class CallOptions>
-  WorkPtr launch(CollectiveRequest request, const CallOptions& options) {
-    return launch(std::move(request), options.timeout, options.asyncOp);
+  WorkPtr run_request(CollectiveRequest request, const CallOptions& options) {
+    return run_request(std::move(request), options.timeout, options.asyncOp);
   }
-  WorkPtr launch_point_to_point(CollectiveRequest request);
+  WorkPtr run_point_to_point(CollectiveRequest request);
   WorkPtr start_recv(const Method& method, Tensors& tensors, int source, int tag);
   void prepare_staging(CollectiveRequest& request, std::chrono::milliseconds timeout) const;
 

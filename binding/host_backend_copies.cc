@@ -23,19 +23,14 @@ constexpr Method kAlltoall{OpType::ALLTOALL, "alltoall", "all_to_all"};
 
 void add_allgatherv(CollectiveRequest& request, const Tensors& outputs, const at::Tensor& input) {
   request.check_input(input, "input");
-  request.check_list_length(outputs, "output_list");
-  for (const at::Tensor& tensor : outputs) {
-    request.check_output(tensor, "output_list");
-    request.check_same_dtype(tensor, "output_list", input, "input");
-  }
+  request.check_output_list(outputs, "output_list", input, "input");
   const at::Tensor& own = outputs[static_cast<std::size_t>(request.group().rank)];
   request.require(own.numel() == input.numel(), "entry ", request.group().rank,
                   " of `output_list`, which receives ", "this rank's own input, has ", own.numel(),
                   " elements, but `input` has ", input.numel());
-  std::vector<tccl::Block> blocks;
-  for (const at::Tensor& tensor : outputs) blocks.push_back(request.output_block(tensor));
+  const std::span<const tccl::Block> blocks = request.output_blocks(outputs);
   const void* in = request.unaliased_input_data(input, own.const_data_ptr());
-  request.add(tccl::allgatherv(in, request.keep(std::move(blocks)), tccl_dtype(input)));
+  request.add(tccl::allgatherv(in, blocks, tccl_dtype(input)));
   request.add_tensors(input, outputs);
 }
 
@@ -104,7 +99,7 @@ HostBackend::WorkPtr HostBackend::broadcast(Tensors& tensors,
                        : request.output_data(tensor, CollectiveRequest::discard_contents);
   request.add(tccl::broadcast(data, count_of(tensor), tccl_dtype(tensor), root));
   request.add_tensors(tensors, tensors);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -112,7 +107,7 @@ HostBackend::WorkPtr HostBackend::allgather(std::vector<Tensors>& outputs, Tenso
   CollectiveRequest request(kAllgather, group_);
   const at::Tensor& input = request.single_entry(inputs, "input");
   add_allgatherv(request, request.single_entry(outputs, "output_list"), input);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::allgather_coalesced(std::vector<Tensors>& outputs,
@@ -128,14 +123,14 @@ HostBackend::WorkPtr HostBackend::allgather_coalesced(std::vector<Tensors>& outp
     for (const Tensors& list : outputs) output_per_rank.push_back(list[i]);
     add_allgatherv(request, output_per_rank, inputs[i]);
   }
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                   const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgatherBase, group_);
   add_allgather(request, output, input);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::allgather_into_tensor_coalesced(
@@ -143,7 +138,7 @@ HostBackend::WorkPtr HostBackend::allgather_into_tensor_coalesced(
   CollectiveRequest request(kAllgatherIntoTensorCoalesced, group_);
   request.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) add_allgather(request, outputs[i], inputs[i]);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -153,23 +148,19 @@ HostBackend::WorkPtr HostBackend::gather(std::vector<Tensors>& outputs, Tensors&
   request.check_input(input, "input");
   request.check_rank(options.rootRank, "root");
   const auto root = static_cast<int>(options.rootRank);
-  std::vector<tccl::Block> blocks;
+  std::span<const tccl::Block> blocks;
   Tensors results;
   if (root == getRank()) {
     results = request.single_entry(outputs, "gather_list");
-    request.check_list_length(results, "gather_list");
-    for (const at::Tensor& tensor : results) {
-      request.check_output(tensor, "gather_list");
-      request.check_same_dtype(tensor, "gather_list", input, "input");
-      blocks.push_back(request.output_block(tensor));
-    }
+    request.check_output_list(results, "gather_list", input, "input");
+    blocks = request.output_blocks(results);
   } else {
     request.require(outputs.empty(), "`gather_list` must be passed on the root only, rank ", root);
   }
   const tccl::ConstBlock in = request.input_block(input);
-  request.add(tccl::gatherv(in, request.keep(std::move(blocks)), tccl_dtype(input), root));
+  request.add(tccl::gatherv(in, blocks, tccl_dtype(input), root));
   request.add_tensors(inputs, results);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -180,22 +171,18 @@ HostBackend::WorkPtr HostBackend::scatter(Tensors& outputs, std::vector<Tensors>
   request.check_rank(options.rootRank, "root");
   const auto root = static_cast<int>(options.rootRank);
   const tccl::Block out = request.output_block(output);
-  std::vector<tccl::ConstBlock> blocks;
+  std::span<const tccl::ConstBlock> blocks;
   Tensors sources;
   if (root == getRank()) {
     sources = request.single_entry(inputs, "scatter_list");
-    request.check_list_length(sources, "scatter_list");
-    for (const at::Tensor& tensor : sources) {
-      request.check_input(tensor, "scatter_list");
-      request.check_same_dtype(tensor, "scatter_list", output, "output");
-      blocks.push_back(request.input_block(tensor));
-    }
+    request.check_input_list(sources, "scatter_list", output, "output");
+    blocks = request.input_blocks(sources);
   } else {
     request.require(inputs.empty(), "`scatter_list` must be passed on the root only, rank ", root);
   }
-  request.add(tccl::scatterv(request.keep(std::move(blocks)), out, tccl_dtype(output), root));
+  request.add(tccl::scatterv(blocks, out, tccl_dtype(output), root));
   request.add_tensors(sources, outputs);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 // Always the uneven form, alltoallv: some ranks may pass splits and others not.
@@ -212,11 +199,12 @@ HostBackend::WorkPtr HostBackend::alltoall_base(at::Tensor& output, at::Tensor& 
   auto* out = static_cast<char*>(request.output_data(output, CollectiveRequest::discard_contents));
   const auto* in = static_cast<const char*>(request.unaliased_input_data(input));
   const std::size_t element_bytes = input.element_size();
-  request.add(tccl::alltoallv(
-      request.keep(blocks_at<tccl::ConstBlock>(in, in_counts, element_bytes)),
-      request.keep(blocks_at<tccl::Block>(out, out_counts, element_bytes)), tccl_dtype(input)));
+  request.add(
+      tccl::alltoallv(request.keep_alive(blocks_at<tccl::ConstBlock>(in, in_counts, element_bytes)),
+                      request.keep_alive(blocks_at<tccl::Block>(out, out_counts, element_bytes)),
+                      tccl_dtype(input)));
   request.add_tensors(input, output);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -224,22 +212,14 @@ HostBackend::WorkPtr HostBackend::alltoall(Tensors& outputs, Tensors& inputs,
   CollectiveRequest request(kAlltoall, group_);
   request.check_list_length(outputs, "output_list");
   request.check_list_length(inputs, "input_list");
-  std::vector<tccl::Block> out;
-  for (const at::Tensor& tensor : outputs) {
-    request.check_output(tensor, "output_list");
-    request.check_same_dtype(tensor, "output_list", outputs.front(), "output_list");
-    out.push_back(request.output_block(tensor));
-  }
-  std::vector<tccl::ConstBlock> in;
-  for (const at::Tensor& tensor : inputs) {
-    request.check_input(tensor, "input_list");
-    request.check_same_dtype(tensor, "input_list", outputs.front(), "output_list");
-    in.push_back(request.input_block(tensor));
-  }
-  request.add(tccl::alltoallv(request.keep(std::move(in)), request.keep(std::move(out)),
-                              tccl_dtype(outputs.front())));
+  const at::Tensor& first = outputs.front();
+  request.check_output_list(outputs, "output_list", first, "output_list");
+  request.check_input_list(inputs, "input_list", first, "output_list");
+  const std::span<const tccl::Block> out = request.output_blocks(outputs);
+  const std::span<const tccl::ConstBlock> in = request.input_blocks(inputs);
+  request.add(tccl::alltoallv(in, out, tccl_dtype(first)));
   request.add_tensors(inputs, outputs);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 }  // namespace torch_ccl

@@ -21,7 +21,7 @@ HostBackend::WorkPtr HostBackend::send(Tensors& tensors, int destination, int ta
   const void* data = request.input_data(tensor);
   request.add(tccl::send(data, tensor.nbytes(), destination, static_cast<std::uint64_t>(tag)));
   request.add_tensors(tensors, tensors);
-  return launch_point_to_point(std::move(request));
+  return run_point_to_point(std::move(request));
 }
 
 HostBackend::WorkPtr HostBackend::start_recv(const Method& method, Tensors& tensors, int source,
@@ -34,7 +34,7 @@ HostBackend::WorkPtr HostBackend::start_recv(const Method& method, Tensors& tens
   void* data = request.output_data(tensor, CollectiveRequest::discard_contents);
   request.add(tccl::recv(data, tensor.nbytes(), source, static_cast<std::uint64_t>(tag)));
   request.add_tensors(tensors, tensors);
-  return launch_point_to_point(std::move(request));
+  return run_point_to_point(std::move(request));
 }
 
 HostBackend::WorkPtr HostBackend::recv(Tensors& tensors, int source, int tag) {

@@ -58,7 +58,7 @@ HostBackend::WorkPtr HostBackend::allreduce(Tensors& tensors,
   if (tensor.defined() && tensor.layout() == at::kSparse)
     return HostBackend::allreduce_sparse(tensors, options);
   add_allreduce(request, tensor, options.reduceOp);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::allreduce_packed(Tensors& tensors,
@@ -66,14 +66,14 @@ HostBackend::WorkPtr HostBackend::allreduce_packed(Tensors& tensors,
                                                    tccl::WireFormat format) {
   CollectiveRequest request(kAllreduce, group_);
   add_allreduce(request, request.single_entry(tensors, "tensors"), options.reduceOp, format);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   CollectiveRequest request(kAllreduceCoalesced, group_);
   for (const at::Tensor& tensor : tensors) add_allreduce(request, tensor, options.reduceOp);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::allreduce_sparse(Tensors& tensors,
@@ -81,7 +81,7 @@ HostBackend::WorkPtr HostBackend::allreduce_sparse(Tensors& tensors,
   CollectiveRequest request(kAllreduceSparse, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   add_sparse_allreduce(request, tensor, options.reduceOp);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -96,7 +96,7 @@ HostBackend::WorkPtr HostBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
   const void* in = is_root ? out : request.input_data(tensor);
   request.add(tccl::reduce(in, out, count_of(tensor), tccl_dtype(tensor), reduction, root));
   request.add_tensors(tensors, tensors);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -105,30 +105,24 @@ HostBackend::WorkPtr HostBackend::reduce_scatter(Tensors& outputs, std::vector<T
   const at::Tensor& output = request.single_entry(outputs, "output");
   const Tensors& input = request.single_entry(inputs, "input_list");
   request.check_output(output, "output");
-  request.check_list_length(input, "input_list");
-  for (const at::Tensor& tensor : input) {
-    request.check_input(tensor, "input_list");
-    request.check_same_dtype(tensor, "input_list", output, "output");
-  }
+  request.check_input_list(input, "input_list", output, "output");
   const at::Tensor& own = input[static_cast<std::size_t>(getRank())];
   request.require(own.numel() == output.numel(), "entry ", getRank(), " of `input_list`, which is ",
                   "reduced into this rank's output, has ", own.numel(),
                   " elements, but `output` has ", output.numel());
   const tccl::Reduction reduction = request.reduction(options.reduceOp, output);
   void* out = request.output_data(output, CollectiveRequest::discard_contents);
-  std::vector<tccl::ConstBlock> blocks;
-  for (const at::Tensor& tensor : input) blocks.push_back(request.input_block(tensor));
-  request.add(
-      tccl::reduce_scatterv(request.keep(std::move(blocks)), out, tccl_dtype(output), reduction));
+  const std::span<const tccl::ConstBlock> blocks = request.input_blocks(input);
+  request.add(tccl::reduce_scatterv(blocks, out, tccl_dtype(output), reduction));
   request.add_tensors(input, outputs);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::ReduceScatterOptions& options) {
   CollectiveRequest request(kReduceScatterBase, group_);
   add_reduce_scatter(request, output, input, options.reduceOp);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 HostBackend::WorkPtr HostBackend::reduce_scatter_tensor_coalesced(
@@ -137,7 +131,7 @@ HostBackend::WorkPtr HostBackend::reduce_scatter_tensor_coalesced(
   request.check_same_length(outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     add_reduce_scatter(request, outputs[i], inputs[i], options.reduceOp);
-  return launch(std::move(request), options);
+  return run_request(std::move(request), options);
 }
 
 }  // namespace torch_ccl

@@ -84,10 +84,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           py::arg("tensors"), py::arg("options"), py::arg("wire_dtype"), ReleaseGil(),
           "As allreduce; float32 is sent between hosts as \"bf16\" or \"int8\".")
       .def(
-          "_set_native",
+          "_set_device_backend",
           [](ProcessGroupCCL& group, const std::string& device,
              const c10::intrusive_ptr<c10d::Backend>& backend) {
-            group.set_native(at::Device(device).type(), backend);
+            group.set_device_backend(at::Device(device).type(), backend);
           },
           py::arg("device"), py::arg("backend"),
           "Route tensors of this device type to this backend.")

@@ -23,9 +23,9 @@ enum Result : char { failed = 0, passed = 1 };
 
 class MonitoredBarrier {
  public:
-  MonitoredBarrier(tccl::Communicator& communicator, std::uint32_t number, milliseconds timeout)
+  MonitoredBarrier(tccl::Communicator& communicator, std::uint32_t sequence, milliseconds timeout)
       : communicator_(communicator),
-        tag_(kFirstTag + number),
+        tag_(kFirstTag + sequence),
         timeout_(timeout),
         deadline_(deadline_after(timeout)) {}
 
@@ -119,9 +119,9 @@ class MonitoredBarrier {
 
 }  // namespace
 
-void monitored_barrier(tccl::Communicator& communicator, std::uint32_t number,
+void monitored_barrier(tccl::Communicator& communicator, std::uint32_t sequence,
                        std::chrono::milliseconds timeout, bool wait_all_ranks) {
-  MonitoredBarrier barrier(communicator, number, timeout);
+  MonitoredBarrier barrier(communicator, sequence, timeout);
   try {
     communicator.rank() == 0 ? barrier.run_on_rank_0(wait_all_ranks) : barrier.run_on_other_rank();
   } catch (const tccl::Error& error) {

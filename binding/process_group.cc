@@ -19,25 +19,26 @@ c10::intrusive_ptr<HostBackend::Options> copy_options(
 
 }  // namespace
 
-// ---- the native backend
+// ---- the device backend
 
-void ProcessGroupCCL::set_native(at::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend) {
-  native_device_ = device;
-  native_ = std::move(backend);
+void ProcessGroupCCL::set_device_backend(at::DeviceType device,
+                                         c10::intrusive_ptr<c10d::Backend> backend) {
+  device_type_ = device;
+  device_backend_ = std::move(backend);
 }
 
 void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
-  if (native_) native_->setTimeout(timeout);
+  if (device_backend_) device_backend_->setTimeout(timeout);
   HostBackend::setTimeout(timeout);
 }
 
 void ProcessGroupCCL::shutdown() {
-  if (native_) native_->shutdown();
+  if (device_backend_) device_backend_->shutdown();
   HostBackend::shutdown();
 }
 
 void ProcessGroupCCL::abort() {
-  if (native_) native_->abort();
+  if (device_backend_) device_backend_->abort();
   HostBackend::abort();
 }
 
@@ -75,19 +76,19 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(
 
 // ---- routing
 
-bool ProcessGroupCCL::is_native(const at::Tensor& tensor) const {
-  return native_ && tensor.defined() && tensor.device().type() == native_device_;
+bool ProcessGroupCCL::uses_device_backend(const at::Tensor& tensor) const {
+  return device_backend_ && tensor.defined() && tensor.device().type() == device_type_;
 }
 
-bool ProcessGroupCCL::is_native(const Tensors& tensors) const {
-  return !tensors.empty() && is_native(tensors.front());
+bool ProcessGroupCCL::uses_device_backend(const Tensors& tensors) const {
+  return !tensors.empty() && uses_device_backend(tensors.front());
 }
 
 template <class... Parameters, class... Arguments>
-ProcessGroupCCL::WorkPtr ProcessGroupCCL::run_native(
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::run_on_device_backend(
     WorkPtr (c10d::Backend::*method)(Parameters...), Arguments&&... arguments) {
   try {
-    WorkPtr work = (native_.get()->*method)(std::forward<Arguments>(arguments)...);
+    WorkPtr work = (device_backend_.get()->*method)(std::forward<Arguments>(arguments)...);
     if (coalescing().is_open()) coalescing().add(work);
     return work;
   } catch (...) {
@@ -98,96 +99,109 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::run_native(
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
                                                     const c10d::AllreduceOptions& options) {
-  return is_native(tensors) ? run_native(&c10d::Backend::allreduce, tensors, options)
-                            : HostBackend::allreduce(tensors, options);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::allreduce, tensors, options)
+             : HostBackend::allreduce(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options) {
-  return is_native(tensors) ? run_native(&c10d::Backend::allreduce_sparse, tensors, options)
-                            : HostBackend::allreduce_sparse(tensors, options);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::allreduce_sparse, tensors, options)
+             : HostBackend::allreduce_sparse(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options,
                                                            tccl::WireFormat format) {
-  return is_native(tensors) ? run_native(&c10d::Backend::allreduce, tensors, options)
-                            : HostBackend::allreduce_packed(tensors, options, format);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::allreduce, tensors, options)
+             : HostBackend::allreduce_packed(tensors, options, format);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  return is_native(tensors) ? run_native(&c10d::Backend::allreduce_coalesced, tensors, options)
-                            : HostBackend::allreduce_coalesced(tensors, options);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::allreduce_coalesced, tensors, options)
+             : HostBackend::allreduce_coalesced(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::broadcast(Tensors& tensors,
                                                     const c10d::BroadcastOptions& options) {
-  return is_native(tensors) ? run_native(&c10d::Backend::broadcast, tensors, options)
-                            : HostBackend::broadcast(tensors, options);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::broadcast, tensors, options)
+             : HostBackend::broadcast(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
                                                  const c10d::ReduceOptions& options) {
-  return is_native(tensors) ? run_native(&c10d::Backend::reduce, tensors, options)
-                            : HostBackend::reduce(tensors, options);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::reduce, tensors, options)
+             : HostBackend::reduce(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
-  return is_native(inputs) ? run_native(&c10d::Backend::allgather, outputs, inputs, options)
-                           : HostBackend::allgather(outputs, inputs, options);
+  return uses_device_backend(inputs)
+             ? run_on_device_backend(&c10d::Backend::allgather, outputs, inputs, options)
+             : HostBackend::allgather(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                           const c10d::AllgatherOptions& options) {
-  return is_native(input) ? run_native(&c10d::Backend::_allgather_base, output, input, options)
-                          : HostBackend::_allgather_base(output, input, options);
+  return uses_device_backend(input)
+             ? run_on_device_backend(&c10d::Backend::_allgather_base, output, input, options)
+             : HostBackend::_allgather_base(output, input, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_coalesced(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return is_native(inputs)
-             ? run_native(&c10d::Backend::allgather_coalesced, outputs, inputs, options)
+  return uses_device_backend(inputs)
+             ? run_on_device_backend(&c10d::Backend::allgather_coalesced, outputs, inputs, options)
              : HostBackend::allgather_coalesced(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return is_native(inputs)
-             ? run_native(&c10d::Backend::allgather_into_tensor_coalesced, outputs, inputs, options)
+  return uses_device_backend(inputs)
+             ? run_on_device_backend(&c10d::Backend::allgather_into_tensor_coalesced, outputs,
+                                     inputs, options)
              : HostBackend::allgather_into_tensor_coalesced(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                  const c10d::GatherOptions& options) {
-  return is_native(inputs) ? run_native(&c10d::Backend::gather, outputs, inputs, options)
-                           : HostBackend::gather(outputs, inputs, options);
+  return uses_device_backend(inputs)
+             ? run_on_device_backend(&c10d::Backend::gather, outputs, inputs, options)
+             : HostBackend::gather(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                   const c10d::ScatterOptions& options) {
-  return is_native(outputs) ? run_native(&c10d::Backend::scatter, outputs, inputs, options)
-                            : HostBackend::scatter(outputs, inputs, options);
+  return uses_device_backend(outputs)
+             ? run_on_device_backend(&c10d::Backend::scatter, outputs, inputs, options)
+             : HostBackend::scatter(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
-  return is_native(outputs) ? run_native(&c10d::Backend::reduce_scatter, outputs, inputs, options)
-                            : HostBackend::reduce_scatter(outputs, inputs, options);
+  return uses_device_backend(outputs)
+             ? run_on_device_backend(&c10d::Backend::reduce_scatter, outputs, inputs, options)
+             : HostBackend::reduce_scatter(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
-  return is_native(output)
-             ? run_native(&c10d::Backend::_reduce_scatter_base, output, input, options)
+  return uses_device_backend(output)
+             ? run_on_device_backend(&c10d::Backend::_reduce_scatter_base, output, input, options)
              : HostBackend::_reduce_scatter_base(output, input, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  return is_native(outputs)
-             ? run_native(&c10d::Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options)
+  return uses_device_backend(outputs)
+             ? run_on_device_backend(&c10d::Backend::reduce_scatter_tensor_coalesced, outputs,
+                                     inputs, options)
              : HostBackend::reduce_scatter_tensor_coalesced(outputs, inputs, options);
 }
 
@@ -195,31 +209,35 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
                                                         std::vector<int64_t>& output_splits,
                                                         std::vector<int64_t>& input_splits,
                                                         const c10d::AllToAllOptions& options) {
-  return is_native(input)
-             ? run_native(&c10d::Backend::alltoall_base, output, input, output_splits, input_splits,
-                          options)
+  return uses_device_backend(input)
+             ? run_on_device_backend(&c10d::Backend::alltoall_base, output, input, output_splits,
+                                     input_splits, options)
              : HostBackend::alltoall_base(output, input, output_splits, input_splits, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
                                                    const c10d::AllToAllOptions& options) {
-  return is_native(inputs) ? run_native(&c10d::Backend::alltoall, outputs, inputs, options)
-                           : HostBackend::alltoall(outputs, inputs, options);
+  return uses_device_backend(inputs)
+             ? run_on_device_backend(&c10d::Backend::alltoall, outputs, inputs, options)
+             : HostBackend::alltoall(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::send(Tensors& tensors, int destination, int tag) {
-  return is_native(tensors) ? run_native(&c10d::Backend::send, tensors, destination, tag)
-                            : HostBackend::send(tensors, destination, tag);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::send, tensors, destination, tag)
+             : HostBackend::send(tensors, destination, tag);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recv(Tensors& tensors, int source, int tag) {
-  return is_native(tensors) ? run_native(&c10d::Backend::recv, tensors, source, tag)
-                            : HostBackend::recv(tensors, source, tag);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::recv, tensors, source, tag)
+             : HostBackend::recv(tensors, source, tag);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recvAnysource(Tensors& tensors, int tag) {
-  return is_native(tensors) ? run_native(&c10d::Backend::recvAnysource, tensors, tag)
-                            : HostBackend::recvAnysource(tensors, tag);
+  return uses_device_backend(tensors)
+             ? run_on_device_backend(&c10d::Backend::recvAnysource, tensors, tag)
+             : HostBackend::recvAnysource(tensors, tag);
 }
 
 }  // namespace torch_ccl

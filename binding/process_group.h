@@ -1,10 +1,10 @@
 // The c10d backend "ccl" that torch sees: a HostBackend, decorated with a router by device.
 //
-// Tensors of a device that has a native backend of its own (XPUs have xccl) are passed to that
+// Tensors of a device that has a backend of its own (XPUs have xccl) are passed to that device
 // backend; all others are served by HostBackend. A call is routed by its first tensor. Works of the
-// native backend join the calling thread's coalescing block like any other.
+// device backend join the calling thread's coalescing block like any other.
 //
-// Thread safety: as HostBackend; set_native() before the first tensor of that device.
+// Thread safety: as HostBackend; set_device_backend() before the first tensor of that device.
 #pragma once
 
 #include "host_backend.h"
@@ -17,7 +17,7 @@ class ProcessGroupCCL final : public HostBackend {
 
   /// Routes the tensors of this device type to `backend`. shutdown(), abort() and setTimeout()
   /// apply to it, too.
-  void set_native(at::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
+  void set_device_backend(at::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
 
   void setTimeout(std::chrono::milliseconds timeout) override;
   void shutdown() override;
@@ -39,7 +39,7 @@ class ProcessGroupCCL final : public HostBackend {
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  /// A native backend ignores the format.
+  /// A device backend ignores the format.
   WorkPtr allreduce_packed(Tensors& tensors, const c10d::AllreduceOptions& options,
                            tccl::WireFormat format) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
@@ -74,14 +74,15 @@ class ProcessGroupCCL final : public HostBackend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  [[nodiscard]] bool is_native(const at::Tensor& tensor) const;
-  [[nodiscard]] bool is_native(const Tensors& tensors) const;
-  /// Calls the native backend's method, and adds its Work to an open coalescing block.
+  [[nodiscard]] bool uses_device_backend(const at::Tensor& tensor) const;
+  [[nodiscard]] bool uses_device_backend(const Tensors& tensors) const;
+  /// Calls the device backend's method, and adds its Work to an open coalescing block.
   template <class... Parameters, class... Arguments>
-  WorkPtr run_native(WorkPtr (c10d::Backend::*method)(Parameters...), Arguments&&... arguments);
+  WorkPtr run_on_device_backend(WorkPtr (c10d::Backend::*method)(Parameters...),
+                                Arguments&&... arguments);
 
-  c10::intrusive_ptr<c10d::Backend> native_;
-  at::DeviceType native_device_ = at::kCPU;  // of native_, if there is one
+  c10::intrusive_ptr<c10d::Backend> device_backend_;
+  at::DeviceType device_type_ = at::kCPU;  // of device_backend_, if there is one
 };
 
 }  // namespace torch_ccl

@@ -229,14 +229,14 @@ void WorkCCL::wait_for_outcome(std::unique_lock<std::mutex>& lock, Deadline dead
       throw_torch_error(
           {tccl::Errc::timeout, c10::str("wait() timed out before ", method_.name, " completed")});
     lock.unlock();
-    poll_interrupt();
+    check_interrupt();
     lock.lock();
   }
 }
 
 void WorkCCL::abort() {
   if (const auto communicator = communicator_.lock())
-    communicator->abort(c10::str("abort() was called on a Work of ", method_.name));
+    communicator->abort(c10::str("on a Work of ", method_.name));
 }
 
 int WorkCCL::sourceRank() const {

@@ -1,4 +1,5 @@
-// Of a host only the network counts: that is what proves that ranks are on one.
+// Tests make hosts out of network namespaces: ranks share a host if they share a namespace, because
+// only then they reach each other's abstract Unix sockets.
 #pragma once
 
 #include <fcntl.h>
@@ -8,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-/// Moves the calling thread to the network namespace that a file such as /run/netns/a stands for.
+/// Moves the calling thread to the network namespace of a file such as /run/netns/a.
 inline void enter_network(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0 || ::setns(file, CLONE_NEWNET) != 0) throw std::runtime_error("setns " + path);

@@ -90,7 +90,8 @@ class TCCL_API Communicator {
   /// Whether close() has been called, here or by the context.
   [[nodiscard]] virtual bool is_closed() const noexcept = 0;
 
-  /// Fails every pending operation, here and on all other ranks, immediately.
+  /// Fails every pending operation, here and on all other ranks, immediately. The error names this
+  /// rank and the reason, if that is not empty.
   virtual void abort(const std::string& reason) noexcept = 0;
   /// Waits for started operations (receives are cancelled), then leaves the group. Idempotent.
   virtual void close() noexcept = 0;

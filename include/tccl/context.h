@@ -22,7 +22,7 @@ class TCCL_API Context {
   struct Options {
     /// Called about every 100 ms while a thread sleeps in run() or wait(). An exception from it
     /// ends the wait and fails the group. Meant for pending signals of a host language.
-    std::function<void()> poll_interrupt{};
+    std::function<void()> check_interrupt{};
   };
   static std::shared_ptr<Context> create() { return create(Options()); }
   static std::shared_ptr<Context> create(Options options);

@@ -62,8 +62,8 @@ struct Operation {
   /// If this collective is one chunk of a larger collective: the count of the larger one and the
   /// index of the chunk. Both are compared between ranks, so that chunks of two different
   /// collectives are never combined.
-  std::uint64_t whole_count = 0;
-  std::uint32_t piece = 0;
+  std::uint64_t total_count = 0;
+  std::uint32_t chunk_index = 0;
   const void* in = nullptr;
   void* out = nullptr;
   std::size_t count = 0;

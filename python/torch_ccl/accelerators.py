@@ -38,4 +38,4 @@ def attach_xccl(backend: ProcessGroupCCL, group: Any) -> None:
     options._timeout = group.timeout
     store = dist.PrefixStore("xccl/", group.store)
     xccl = xccl_class(store, group.group_rank, group.group_size, options)
-    backend._set_native("xpu", xccl)
+    backend._set_device_backend("xpu", xccl)

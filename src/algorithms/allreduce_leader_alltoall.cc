@@ -14,14 +14,14 @@
 namespace tccl {
 namespace {
 
-/// Local rank of the leader.
-constexpr int kLeader = 0;
+constexpr int kLeaderLocalRank = 0;
 
 std::vector<int> other_leaders(const NetworkChannel& channel) {
   const HostMap& host_map = channel.host_map();
   std::vector<int> ranks;
   for (int host = 0; host < host_map.hosts(); ++host)
-    if (host != host_map.host_of(channel.rank())) ranks.push_back(host_map.ranks_of(host)[kLeader]);
+    if (host != host_map.host_of(channel.rank()))
+      ranks.push_back(host_map.ranks_of(host)[kLeaderLocalRank]);
   return ranks;
 }
 
@@ -31,7 +31,7 @@ class LeaderAlltoall {
       : board_(board),
         channel_(channel),
         task_(task),
-        sums_(channel, task, WireFormat::same),  // only the rails algorithms pack
+        sums_(channel, task, WireFormat::uncompressed),  // only the rails algorithms pack
         other_leaders_(other_leaders(channel)) {}
 
   void run() {
@@ -40,7 +40,8 @@ class LeaderAlltoall {
     const std::uint32_t chunks = steps_for(task_.bytes(), chunk_bytes);
     for (std::uint32_t index = 0; index < chunks; ++index) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes, index);
-      board_.rank() == kLeader ? run_leader(chunk, 2 * index) : run_follower(chunk, 2 * index);
+      board_.rank() == kLeaderLocalRank ? run_leader(chunk, 2 * index)
+                                        : run_follower(chunk, 2 * index);
     }
   }
 
@@ -53,26 +54,26 @@ class LeaderAlltoall {
     const NetworkChannel::MessagePtr own = channel_.acquire();
     Sources ranks(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      ranks[rank] =
-          rank == kLeader ? task_.in() + chunk.begin : published(board_, rank, step, chunk.count);
+      ranks[rank] = rank == kLeaderLocalRank ? task_.in() + chunk.begin
+                                             : published(board_, rank, step, chunk.count);
     task_.reduce_local(board_, channel_.host_map().ranks(), own->data(), ranks, chunk.count);
     channel_.send(own, chunk.count, other_leaders_);
     sums_.reduce(task_.out() + chunk.begin, own->data(), receives, chunk.count);
     const Board::Slot slot = board_.open_step();
     if (board_.size() > 1)
       publish(board_, task_, slot, task_.out() + chunk.begin, chunk.count, Board::kEveryone,
-              /*stable=*/false);
+              /*unmodified=*/false);
     board_.post();
   }
 
   void run_follower(const Range& chunk, std::uint32_t step) {
-    publish(board_, task_, board_.open_step(), task_.in() + chunk.begin, chunk.count, kLeader,
-            task_.in() != task_.out());
+    publish(board_, task_, board_.open_step(), task_.in() + chunk.begin, chunk.count,
+            kLeaderLocalRank, task_.in() != task_.out());
     board_.post();
     board_.open_step();
     board_.post();
-    task_.copy(task_.out() + chunk.begin, published(board_, kLeader, step + 1, chunk.count),
-               chunk.count);
+    task_.copy(task_.out() + chunk.begin,
+               published(board_, kLeaderLocalRank, step + 1, chunk.count), chunk.count);
   }
 
   Board& board_;

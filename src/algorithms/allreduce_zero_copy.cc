@@ -5,9 +5,9 @@
 //   step 1: post: this rank's slice is in every output | await all ranks
 //
 // Input and output may be the same: only the rank that overwrites a slice reads it. If the
-// operation fails, Board::open_window() keeps late ranks from writing into the output. It protects
-// whole pages only, so the edges of the message (one page at each end) go through the slots of step
-// 0, and every rank reduces them itself.
+// operation fails, Board::declare_peer_written() keeps late ranks from writing into the output. It
+// protects whole pages only, so the edges of the message (one page at each end) go through the
+// slots of step 0, and every rank reduces them itself.
 #include "algorithms/allreduce_zero_copy.h"
 
 #include <vector>
@@ -46,20 +46,20 @@ class ZeroCopyAllreduce {
     BufferOffsets own{board_.offset_of(task_.in(), task_.bytes()),
                       board_.offset_of(task_.out(), task_.bytes())};
     if (own.in == 0 || own.out == 0) own = {};
-    std::memcpy(slot.line, &own, sizeof own);
+    std::memcpy(slot.inline_data, &own, sizeof own);
     if (own.in != 0) {
       kernels::copy(slot.input, task_.in(), edge_bytes_);
       kernels::copy(slot.input + edge_bytes_, task_.in() + tail_begin(), edge_bytes_);
-      board_.open_window(task_.out(), task_.bytes());
+      board_.declare_peer_written(task_.out(), task_.bytes());
     }
     board_.post();
     offsets_[index(board_.rank())] = own;
     for (int rank = 0; rank < board_.size(); ++rank)
       if (rank != board_.rank())
-        std::memcpy(&offsets_[index(rank)], board_.await(rank, 0).line, sizeof own);
+        std::memcpy(&offsets_[index(rank)], board_.await(rank, 0).inline_data, sizeof own);
     const bool all =
         std::ranges::all_of(offsets_, [](const BufferOffsets& each) { return each.in != 0; });
-    if (!all) board_.close_window();
+    if (!all) board_.clear_peer_written();
     return all;
   }
 
@@ -69,7 +69,7 @@ class ZeroCopyAllreduce {
     const Range slice = own_slice();
     const std::size_t chunk = std::max(kCacheLine, board_.chunk_bytes() / kCacheLine * kCacheLine);
     for (std::size_t done = 0; done < slice.count; done += chunk) {
-      board_.check_alive();  // after a failure, write at most one more chunk
+      board_.throw_if_failed();  // after a failure, write at most one more chunk
       reduce_chunk(slice.begin + done, std::min(chunk, slice.count - done));
     }
     board_.open_step();
@@ -77,7 +77,7 @@ class ZeroCopyAllreduce {
     for (int rank = 0; rank < board_.size(); ++rank)
       if (rank != board_.rank()) board_.await(rank, 1);
     // After a failure elsewhere, a rank's input may have changed before this rank read it.
-    board_.check_alive();
+    board_.throw_if_failed();
   }
 
  private:
@@ -135,7 +135,7 @@ bool allreduce_zero_copy(Board& board, const CollectiveTask& task) {
     zero_copy.run();
     return true;
   }
-  board.count_from_here();
+  board.reset_step_numbers();
   return false;
 }
 

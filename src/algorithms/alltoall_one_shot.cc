@@ -96,7 +96,7 @@ void copy_own(const Board& board, const CollectiveTask& task) {
 
 /// All that this rank sends, if it may be read in place: one contiguous range that no incoming data
 /// overwrites. Otherwise empty.
-std::span<const std::byte> stable_input(const Board& board, const CollectiveTask& task) {
+std::span<const std::byte> unmodified_input(const Board& board, const CollectiveTask& task) {
   std::span<const std::byte> all;
   for (int to = 0; to < board.size(); ++to) {
     if (!sends_to(task, board.rank(), to)) continue;
@@ -123,21 +123,21 @@ bool publish_address_to_readers(Board& board, const CollectiveTask& task, const 
 void exchange(Board& board, const CollectiveTask& task, const SlotLayout& layout,
               std::size_t largest, std::size_t begin, std::uint32_t first_step,
               FunctionRef<std::size_t(int)> offset_in) {
-  const std::span<const std::byte> own = stable_input(board, task);
+  const std::span<const std::byte> own = unmodified_input(board, task);
   const std::size_t rest = std::max<std::size_t>(1, largest - begin);
   const std::size_t chunk_bytes =
       std::min(rest, chunk_size(rest * layout.count(), board.area_bytes()) / layout.count());
   const std::size_t step_bytes = chunk_bytes * layout.count();
-  const bool in_line = step_bytes <= Board::kLineBytes;
+  const bool is_inline = step_bytes <= Board::kInlineBytes;
   for (std::uint32_t step = 0; step < steps_for(rest, chunk_bytes); ++step, begin += chunk_bytes) {
     const Board::Slot slot = board.open_step();
-    if (in_line || !publish_address_to_readers(board, task, slot, own))
+    if (is_inline || !publish_address_to_readers(board, task, slot, own))
       copy_in(board, task, layout, slot.input_of(step_bytes), begin, chunk_bytes);
     board.post();
     for (int from = 0; from < board.size(); ++from) {
       if (from == board.rank() || !sends_to(task, from, board.rank())) continue;
       const Board::PeerSlot theirs = board.await(from, first_step + step);
-      const std::byte* in_place = in_line ? nullptr : published_address(board, from, theirs);
+      const std::byte* in_place = is_inline ? nullptr : published_address(board, from, theirs);
       const std::byte* source = in_place != nullptr ? in_place + offset_in(from) + begin
                                                     : theirs.input_of(step_bytes) +
                                                           layout.offset(board.rank(), chunk_bytes);

@@ -2,8 +2,9 @@
 // ranks on different hosts exchanges its data directly, because each byte has to cross the network
 // once in any algorithm. Ranks of the same host use the one-shot exchange through the board.
 //
-// The data of a pair is sent in chunks, one per round; kAhead rounds are in flight. Each message
-// starts with the total size of the pair's data, so that a size mismatch is detected on receipt.
+// The data of a pair is sent in chunks, one per round; kRoundsAhead rounds are in flight. Each
+// message starts with the total size of the pair's data, so that a size mismatch is detected on
+// receipt.
 #include <cstring>
 #include <deque>
 
@@ -19,7 +20,7 @@ namespace {
 constexpr std::size_t kTotalBytes = sizeof(std::uint64_t);
 constexpr std::size_t kChunkBytes = NetworkChannel::kMaxMessageBytes - kTotalBytes;
 /// Chunks of each pair in flight.
-constexpr std::uint32_t kAhead = 3;
+constexpr std::uint32_t kRoundsAhead = 3;
 
 class PairwiseExchange {
  public:
@@ -42,13 +43,13 @@ class PairwiseExchange {
     std::uint32_t rounds = 0;
     for (const int to : receivers_) rounds = std::max(rounds, count(outgoing(task_, to).size()));
     for (const int from : senders_) rounds = std::max(rounds, count(incoming(task_, from).size()));
-    for (std::uint32_t i = 0; i < std::min(kAhead, rounds); ++i) send(i);
+    for (std::uint32_t i = 0; i < std::min(kRoundsAhead, rounds); ++i) send(i);
     exchange_locally();
     for (std::uint32_t round = 0; round < rounds; ++round) {
-      if (round + kAhead < rounds) send(round + kAhead);
+      if (round + kRoundsAhead < rounds) send(round + kRoundsAhead);
       for (const int from : senders_)
         if (round < count(incoming(task_, from).size())) receive(from, round);
-      channel_.flush(2 * kAhead * receivers_.size());
+      channel_.flush(2 * kRoundsAhead * receivers_.size());
     }
   }
 

@@ -1,9 +1,9 @@
 // Broadcast over hosts: along a binomial tree of hosts for small messages (log2 H messages deep),
 // along a chain of hosts for large ones (every host sends the message once; chunks are pipelined).
 //
-// Each host has one leader: the root on its host, local rank 0 elsewhere. For each chunk a leader
-// receives from its parent | sends to its children | posts on the board. The other ranks of the
-// host copy the chunk out.
+// Each host has a host root: the root on its own host, local rank 0 elsewhere. For each chunk a
+// host root receives from its parent | sends to its children | posts on the board. The other ranks
+// of the host copy the chunk out.
 #include "algorithms/patterns.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
@@ -14,7 +14,7 @@ namespace {
 /// Messages of at least this size use the chain.
 constexpr std::size_t kChainBytes = std::size_t{64} << 10;
 /// Chunks whose receives are posted ahead of the current step.
-constexpr std::uint32_t kAhead = 4;
+constexpr std::uint32_t kReceivesAhead = 4;
 
 class TreeBroadcast {
  public:
@@ -30,18 +30,18 @@ class TreeBroadcast {
   }
 
   void run() {
-    if (board_.rank() == local_leader_) return run_leader();
+    if (board_.rank() == host_root_) return run_host_root();
     for (std::uint32_t step = 0; step < steps_; ++step) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes_, step);
       board_.open_step();
       board_.post();
-      task_.copy_out(task_.out() + chunk.begin, published(board_, local_leader_, step, chunk.count),
+      task_.copy_out(task_.out() + chunk.begin, published(board_, host_root_, step, chunk.count),
                      chunk.count, task_.bytes());
     }
   }
 
  private:
-  [[nodiscard]] int leader_of(int host) const {
+  [[nodiscard]] int host_root_of(int host) const {
     return host == host_map_.host_of(task_.root()) ? task_.root() : host_map_.ranks_of(host)[0];
   }
 
@@ -49,9 +49,9 @@ class TreeBroadcast {
     const int hosts = host_map_.hosts();
     const int root_host = host_map_.host_of(task_.root());
     const int host = host_map_.host_of(channel_.rank());
-    local_leader_ = host_map_.local_rank(leader_of(host));
+    host_root_ = host_map_.local_rank(host_root_of(host));
     const int position = (host - root_host + hosts) % hosts;  // the root's host is at 0
-    const auto at = [&](int p) { return leader_of((root_host + p) % hosts); };
+    const auto at = [&](int p) { return host_root_of((root_host + p) % hosts); };
     if (task_.bytes() >= kChainBytes) {
       if (position > 0) parent_ = at(position - 1);
       if (position + 1 < hosts) children_.push_back(at(position + 1));
@@ -64,13 +64,13 @@ class TreeBroadcast {
       if (position + bit < hosts) children_.insert(children_.begin(), at(position + bit));
   }
 
-  void run_leader() {
+  void run_host_root() {
     std::vector<NetworkChannel::MessagePtr> receives;
     for (std::uint32_t step = 0; step < steps_; ++step) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes_, step);
       NetworkChannel::MessagePtr message;
       if (parent_ >= 0) {
-        while (receives.size() < steps_ && receives.size() < step + kAhead)
+        while (receives.size() < steps_ && receives.size() < step + kReceivesAhead)
           receives.push_back(channel_.post_receive(parent_));
         message = std::move(receives[step]);
         const std::byte* data = channel_.await(message, chunk.count);
@@ -83,9 +83,9 @@ class TreeBroadcast {
       const Board::Slot slot = board_.open_step();
       if (board_.size() > 1)
         publish(board_, task_, slot, task_.out() + chunk.begin, chunk.count, Board::kEveryone,
-                /*stable=*/false);
+                /*unmodified=*/false);
       board_.post();
-      channel_.flush(2 * kAhead);
+      channel_.flush(2 * kReceivesAhead);
     }
   }
 
@@ -95,8 +95,8 @@ class TreeBroadcast {
   const CollectiveTask& task_;
   std::size_t chunk_bytes_;
   std::uint32_t steps_;
-  int local_leader_ = 0;
-  int parent_ = -1;  // rank; none on the root's host
+  int host_root_ = 0;  // local rank
+  int parent_ = -1;    // rank; none on the root's host
   std::vector<int> children_;
 };
 

@@ -24,7 +24,7 @@ class HostSums {
   HostSums(NetworkChannel& channel, const CollectiveTask& task, WireFormat format)
       : channel_(channel), task_(task), format_(format) {}
 
-  [[nodiscard]] bool packs() const { return format_ != WireFormat::same; }
+  [[nodiscard]] bool packs() const { return format_ != WireFormat::uncompressed; }
   /// Bytes in a message of `bytes` of sums.
   [[nodiscard]] std::size_t wire_bytes(std::size_t bytes) const {
     return packs() ? kernels::packed_bytes(format_, bytes / sizeof(float)) : bytes;

@@ -1,9 +1,10 @@
 // Allreduce over hosts for large messages, and reduce, which differs only in who gets the result.
 //
-// A rail is one rank of each host: rail r connects the ranks with local rank r. There are as many
-// rails as the smallest host has ranks, so every rank of that host uses the network. The message is
-// divided into chunks, each chunk into one slice per rail, each slice into one share per host
-// (patterns.h). A chunk passes four stages, a reduce-scatter and an all-gather on two levels:
+// A rail is one rank of each host (not a network rail): rail r connects the ranks with local rank
+// r. There are as many rails as the smallest host has ranks, so every rank of that host uses the
+// network. The message is divided into chunks, each chunk into one slice per rail, each slice into
+// one share per host (patterns.h). A chunk passes four stages, a reduce-scatter and an all-gather
+// on two levels:
 //
 //   send      reduce-scatter on the host: each rail reduces its slice of all local ranks' inputs,
 //             and sends every other host its share of the slice
@@ -13,7 +14,7 @@
 //   read      all-gather on the host: every rank copies all slices out
 //
 // Every byte leaves a host 2 (H - 1) / H times, however many ranks it has. The stages work on
-// different chunks, kLag steps apart, so that the network does not wait for the board.
+// different chunks, kStageLag steps apart, so that the network does not wait for the board.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
 #include "algorithms/pipeline.h"
@@ -24,9 +25,9 @@ namespace {
 
 /// Chunks in flight between two stages. More do not fill the network better, but let the hosts
 /// drift apart: 1 MiB over 4 hosts at 1 Gbit/s then took 13.9 ms instead of 13.6.
-constexpr std::uint32_t kLag = 1;
+constexpr std::uint32_t kStageLag = 1;
 /// Unsent messages per other host.
-constexpr std::size_t kMaxUnsent = 2 * kLag + 2;
+constexpr std::size_t kMaxUnsent = 2 * kStageLag + 2;
 
 class RailReduction {
  public:
@@ -45,11 +46,12 @@ class RailReduction {
         slices_(task.operation().count, task.element_bytes(), chunk_bytes() / task.element_bytes(),
                 rails_) {
     if (!is_on_rail()) return;
-    for (std::size_t i = 0; i <= 2 * kLag; ++i) in_flight_.emplace_back(slices_.at(0, rail_).bytes);
+    for (std::size_t i = 0; i <= 2 * kStageLag; ++i)
+      in_flight_.emplace_back(slices_.at(0, rail_).bytes);
   }
 
   void run() {
-    constexpr std::uint32_t kReadLag = 2 * kLag + 1;
+    constexpr std::uint32_t kReadLag = 2 * kStageLag + 1;
     const std::uint32_t chunks = slices_.chunks();
     for (std::uint32_t step = 0; step < chunks + kReadLag; ++step) {
       const Board::Slot slot = board_.open_step();
@@ -58,8 +60,8 @@ class RailReduction {
       board_.post();
       if (is_on_rail()) {
         run_stage(step, 0, [&](std::uint32_t chunk) { send(chunk); });
-        run_stage(step, kLag, [&](std::uint32_t chunk) { reduce(chunk); });
-        run_stage(step, 2 * kLag, [&](std::uint32_t chunk) { collect(chunk); });
+        run_stage(step, kStageLag, [&](std::uint32_t chunk) { reduce(chunk); });
+        run_stage(step, 2 * kStageLag, [&](std::uint32_t chunk) { collect(chunk); });
       }
       if (step >= kReadLag) read(step - kReadLag, step);
     }

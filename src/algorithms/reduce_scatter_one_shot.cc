@@ -13,12 +13,12 @@ namespace {
 /// The whole input, if it may be read in place: one tensor (a list would need one address per
 /// block) that the output does not overwrite, except for the block that only this rank reads.
 /// Otherwise empty.
-std::span<const std::byte> stable_input(const Board& board, const CollectiveTask& task) {
+std::span<const std::byte> unmodified_input(const Board& board, const CollectiveTask& task) {
   if (!task.operation().in_blocks.empty()) return {};
   const std::span all(task.in(), task.bytes() * static_cast<std::size_t>(board.size()));
-  const bool is_stable = task.out() == task.input_for(board.rank()).data() ||
-                         disjoint({task.out(), task.bytes()}, all);
-  return is_stable ? all : std::span<const std::byte>();
+  const bool is_unmodified = task.out() == task.input_for(board.rank()).data() ||
+                             disjoint({task.out(), task.bytes()}, all);
+  return is_unmodified ? all : std::span<const std::byte>();
 }
 
 }  // namespace
@@ -30,14 +30,14 @@ void reduce_scatter_one_shot(Board& board, const CollectiveTask& task) {
       task, board.size(),
       block_chunk_size(task, static_cast<std::size_t>(board.size()), longest, board.chunk_bytes()));
   const std::size_t step_bytes = chunks.bytes_per_step();
-  const bool in_line = step_bytes <= Board::kLineBytes;
-  const std::span<const std::byte> stable = stable_input(board, task);
+  const bool is_inline = step_bytes <= Board::kInlineBytes;
+  const std::span<const std::byte> unmodified = unmodified_input(board, task);
 
   Sources sources(board.size());
   const std::uint32_t steps = steps_for(longest, chunks.chunk_bytes());
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Board::Slot slot = board.open_step();
-    if (in_line || !publish_address(board, slot, stable))
+    if (is_inline || !publish_address(board, slot, unmodified))
       chunks.copy_in(slot.input_of(step_bytes), step, self);
     board.post();
     const Range chunk = chunks.range(self, step);
@@ -47,7 +47,7 @@ void reduce_scatter_one_shot(Board& board, const CollectiveTask& task) {
         continue;
       }
       const Board::PeerSlot theirs = board.await(rank, step);
-      const std::byte* in_place = in_line ? nullptr : published_address(board, rank, theirs);
+      const std::byte* in_place = is_inline ? nullptr : published_address(board, rank, theirs);
       const std::size_t block_begin = task.input_for(self).size() * static_cast<std::size_t>(self);
       sources[rank] = in_place != nullptr ? in_place + block_begin + chunk.begin
                                           : theirs.input_of(step_bytes) + chunks.in_slot(self);

@@ -1,13 +1,14 @@
 // Reduce-scatter over hosts. Blocks may differ in size (reduce_scatterv).
 //
 // A step carries one chunk of every rank's block. For each rank of another host, one local rank,
-// the counterpart (the same local rank, modulo the size of the host), reduces the local ranks'
+// its rail peer (the same local rank, modulo the size of the host), reduces the local ranks'
 // inputs for that rank and sends it the sum. Every rank then reduces one sum per host, in host
 // order:
 //
-//   send     copy in | post | for each remote rank whose counterpart this rank is: reduce the local
+//   send     copy in | post | for each remote rank whose rail peer this rank is: reduce the local
 //            inputs, send | reduce the local inputs for this rank
-//   reduce   this rank's chunk: its host's sum and one message per other host, kLag steps later
+//   reduce   this rank's chunk, kReduceLag steps later: its host's sum and one message per other
+//            host
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
 #include "algorithms/pipeline.h"
@@ -17,7 +18,7 @@ namespace tccl {
 namespace {
 
 /// Chunks in flight between the two stages.
-constexpr std::uint32_t kLag = 3;
+constexpr std::uint32_t kReduceLag = 3;
 
 class RailReduceScatter {
  public:
@@ -31,13 +32,13 @@ class RailReduceScatter {
         host_(host_map_.host_of(rank_)),
         longest_(std::max(task.element_bytes(), task.longest_input())),
         chunks_(task, host_map_.ranks(), chunk_bytes()),
-        in_flight_(kLag + 1) {}
+        in_flight_(kReduceLag + 1) {}
 
   void run() {
     const std::uint32_t steps = steps_for(longest_, chunks_.chunk_bytes());
-    for (std::uint32_t i = 0; i < steps + kLag; ++i) {
+    for (std::uint32_t i = 0; i < steps + kReduceLag; ++i) {
       if (i < steps) send(i);
-      if (i >= kLag) reduce(i - kLag);
+      if (i >= kReduceLag) reduce(i - kReduceLag);
     }
   }
 
@@ -57,8 +58,8 @@ class RailReduceScatter {
                     NetworkChannel::kMaxMessageBytes / element * element);
   }
   InFlight& in_flight(std::uint32_t step) { return in_flight_[step % in_flight_.size()]; }
-  [[nodiscard]] int counterpart_on(int host, int rank) const {
-    return host_map_.counterpart(host, host_map_.local_rank(rank));
+  [[nodiscard]] int rail_peer_on(int host, int rank) const {
+    return host_map_.rail_peer(host, host_map_.local_rank(rank));
   }
 
   void send(std::uint32_t step) {
@@ -67,7 +68,7 @@ class RailReduceScatter {
     board_.post();
     for (int host = 0; host < host_map_.hosts(); ++host)
       for (const int to : host_map_.ranks_of(host))
-        if (host != host_ && counterpart_on(host_, to) == rank_) send_to(to, step);
+        if (host != host_ && rail_peer_on(host_, to) == rank_) send_to(to, step);
     InFlight& state = in_flight(step);
     const std::size_t own_bytes = chunks_.range(rank_, step).count;
     state.sum.resize(own_bytes);
@@ -75,8 +76,8 @@ class RailReduceScatter {
     state.partial_sums.clear();
     for (int host = 0; own_bytes != 0 && host < host_map_.hosts(); ++host)
       if (host != host_)
-        state.partial_sums.push_back(channel_.post_receive(counterpart_on(host, rank_)));
-    channel_.flush(4 * kLag * static_cast<std::size_t>(host_map_.ranks()));
+        state.partial_sums.push_back(channel_.post_receive(rail_peer_on(host, rank_)));
+    channel_.flush(4 * kReduceLag * static_cast<std::size_t>(host_map_.ranks()));
   }
 
   /// Reduces the local ranks' inputs for `rank`.

@@ -21,8 +21,9 @@ void CollectiveTask::copy(std::byte* to, const std::byte* from, std::size_t byte
 }
 
 void CollectiveTask::copy_out(std::byte* to, const std::byte* from, std::size_t bytes,
-                              std::size_t whole) const {
-  copy_with(whole < kNontemporalBytes ? kernels::copy : kernels::copy_nontemporal, to, from, bytes);
+                              std::size_t total_bytes) const {
+  copy_with(total_bytes < kNontemporalBytes ? kernels::copy : kernels::copy_nontemporal, to, from,
+            bytes);
 }
 
 void CollectiveTask::copy_with(void (*copy)(void*, const void*, std::size_t), std::byte* to,

@@ -70,8 +70,9 @@ class CollectiveTask {
 
   /// memcpy by several threads, at least kMinBytesPerThread each. `to` may be `from`.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
-  /// The same into an output of `whole` bytes in all: non-temporal stores if that is large.
-  void copy_out(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t whole) const;
+  /// The same into an output of `total_bytes`: non-temporal stores if that is large.
+  void copy_out(std::byte* to, const std::byte* from, std::size_t bytes,
+                std::size_t total_bytes) const;
 
   /// Reduces `bytes` of one source per rank, in rank order, by several threads like copy().
   /// `second_destination`, if not null, receives the same bytes.
@@ -79,9 +80,9 @@ class CollectiveTask {
               std::byte* second_destination = nullptr) const;
 
   // A reduction over hosts has two stages: over the ranks of each host, then over the hosts.
-  /// First stage: one source per rank of the board; `ranks` is the size of the whole group. The
-  /// result is a source of the second stage. An average is divided here, because the undivided sum
-  /// may overflow a 16-bit float.
+  /// First stage: one source per rank of the board; `ranks` is the size of the whole group.
+  /// The result is a source of the second stage. An average is divided here, because the undivided
+  /// sum may overflow a 16-bit float.
   void reduce_local(const Board& board, int ranks, std::byte* destination, const Sources& sources,
                     std::size_t bytes) const;
   /// Second stage: one source per host.

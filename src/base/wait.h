@@ -48,7 +48,7 @@ inline constexpr BackoffPolicy kBackoffNetwork{std::chrono::microseconds(0),
 /// a death at once. The cost of waiting is in docs/performance.md: about 1 % of a core.
 inline constexpr auto kSleepInterval = std::chrono::milliseconds(4);
 
-/// How often a wait on a user's thread calls Context::Options::poll_interrupt.
+/// How often a wait on a user's thread calls Context::Options::check_interrupt.
 inline constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
 
 /// Polls ready() for the time of the policy. Returns whether it became true.

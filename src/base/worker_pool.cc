@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "base/cores.h"
+#include "base/cpu_set.h"
 #include "base/format.h"
 #include "base/log.h"
 
@@ -30,13 +30,13 @@ constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return a / b + (
 struct WorkerPool::Job {
   Body body;
   std::size_t count;
-  std::size_t part;  // length of each part except the last
+  std::size_t part_size;  // of each part except the last
   std::size_t parts;
   std::atomic<std::size_t> finished{0};
 
   void run(std::size_t index) noexcept {
-    const std::size_t begin = index * part;
-    body(begin, index + 1 == parts ? count - begin : part);
+    const std::size_t begin = index * part_size;
+    body(begin, index + 1 == parts ? count - begin : part_size);
     // release: pairs with is_finished(). From here on *this may no longer exist.
     finished.fetch_add(1, std::memory_order_release);
   }
@@ -50,15 +50,15 @@ WorkerPool::WorkerPool(WorkerPoolOptions options)
   if (options_.start_eagerly && options_.count > 0) start_threads();
 }
 
-void WorkerPool::parallel_for_workers(std::size_t count, std::size_t grain, Body body,
+void WorkerPool::parallel_for_workers(std::size_t count, std::size_t grain_size, Body body,
                                       bool wake_sleepers) noexcept {
   // acquire: pairs with the release store at the end
   if (busy_.exchange(true, std::memory_order_acquire)) return body(0, count);
   if (threads_.empty()) start_threads();
-  const std::size_t grains = count / grain;  // the remainder belongs to the last part
+  const std::size_t grains = count / grain_size;  // the remainder belongs to the last part
   const std::size_t max_parts = std::min((threads_.size() + 1) * kPartsPerThread, kMaxParts);
   const std::size_t grains_per_part = divide_up(grains, max_parts);
-  Job job{body, count, grains_per_part * grain, divide_up(grains, grains_per_part)};
+  Job job{body, count, grains_per_part * grain_size, divide_up(grains, grains_per_part)};
   job_.store(&job, std::memory_order_relaxed);  // published by the release store of parts_left_
   const std::uint64_t sequence = (parts_left_.load(std::memory_order_relaxed) >> 16) + 1;
   parts_left_.store(sequence << 16 | job.parts,
@@ -108,12 +108,12 @@ void WorkerPool::run_worker() noexcept {
 }
 
 void WorkerPool::start_threads() noexcept {
-  std::vector<int> missing_cores;
+  std::vector<int> missing_cpus;
   try {
     threads_.reserve(static_cast<std::size_t>(options_.count));
     for (std::size_t i = 0; i < static_cast<std::size_t>(options_.count); ++i) {
       threads_.emplace_back([this] { run_worker(); });
-      name_and_pin(i, &missing_cores);
+      name_and_pin(i, &missing_cpus);
     }
   } catch (const std::exception& error) {
     log_warning(formatted("only {} of {} worker threads could be started: {}", threads_.size(),
@@ -122,23 +122,23 @@ void WorkerPool::start_threads() noexcept {
   }
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
   static std::atomic<bool> warned{false};  // once per process, however many contexts it has
-  if (!missing_cores.empty() && !warned.exchange(true, std::memory_order_relaxed))
+  if (!missing_cpus.empty() && !warned.exchange(true, std::memory_order_relaxed))
     log_warning(formatted("CCL_WORKER_AFFINITY: not online, or not in the cpuset of this process: "
                           "cores {}; their workers are not pinned",
-                          cores_text(missing_cores)),
+                          cpus_text(missing_cpus)),
                 options_.rank);
 }
 
-void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cores) {
+void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cpus) {
   const pthread_t thread = threads_[index].native_handle();
   char name[16];  // the kernel's limit
   std::snprintf(name, sizeof name, "ccl-worker-%zu", index);
   ::pthread_setname_np(thread, name);
-  if (index < options_.cores.size()) {
-    if (pin(thread, {&options_.cores[index], 1})) return;
-    missing_cores->push_back(options_.cores[index]);
+  if (index < options_.cpus.size()) {
+    if (pin(thread, {&options_.cpus[index], 1})) return;
+    missing_cpus->push_back(options_.cpus[index]);
   }
-  pin(thread, options_.domain);  // the creating thread may be bound to one core, by OpenMP
+  pin(thread, options_.unpinned_cpus);  // the creating thread may be bound to one core, by OpenMP
 }
 
 void WorkerPool::stop() noexcept {

@@ -28,10 +28,10 @@ namespace tccl {
 
 struct WorkerPoolOptions {
   int count = 0;
-  std::vector<int> cores;      // core of worker 0, 1, ...; workers without an entry are not pinned
-  std::vector<int> domain;     // cores of workers that are not pinned; empty: those of the creator
-  bool start_eagerly = false;  // start the threads in the constructor, not at the first use
-  int rank = -1;               // for log messages
+  std::vector<int> cpus;  // CPU of worker 0, 1, ...; workers without an entry are not pinned
+  std::vector<int> unpinned_cpus;  // of workers that are not pinned; empty: those of the creator
+  bool start_eagerly = false;      // start the threads in the constructor, not at the first use
+  int rank = -1;                   // for log messages
 };
 
 class WorkerPool {
@@ -47,18 +47,20 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   /// Calls `body` once for each part of [0, count) and returns when all parts are done. Parts start
-  /// at multiples of `grain` and are at least that long, except the last. Does not allocate; with
-  /// less than two grains, or without workers, it only calls `body`.
+  /// at multiples of `grain_size` and are at least that long, except the last. Does not allocate;
+  /// with less than twice `grain_size`, or without workers, it only calls `body`.
   ///
   /// Workers poll for a while (kBackoffDedicated) and then sleep. Waking one pays only for large
-  /// ranges: sleeping workers are woken if this range, or the `whole` operation of which it is a
-  /// chunk, has at least kMinGrainsToWake grains. They are then awake for the chunks that follow.
-  void parallel_for(std::size_t count, std::size_t grain, Body body,
-                    std::size_t whole = 0) noexcept {
-    if (count / grain < 2 || count_.load(std::memory_order_relaxed) == 0) {
+  /// ranges: sleeping workers are woken if this range, or the operation of `total_count` of which
+  /// it is a chunk, has at least kMinGrainsToWake grains. They are then awake for the chunks that
+  /// follow.
+  void parallel_for(std::size_t count, std::size_t grain_size, Body body,
+                    std::size_t total_count = 0) noexcept {
+    if (count / grain_size < 2 || count_.load(std::memory_order_relaxed) == 0) {
       if (count != 0) body(0, count);
     } else {
-      parallel_for_workers(count, grain, body, std::max(count, whole) / grain >= kMinGrainsToWake);
+      parallel_for_workers(count, grain_size, body,
+                           std::max(count, total_count) / grain_size >= kMinGrainsToWake);
     }
   }
 
@@ -70,10 +72,10 @@ class WorkerPool {
 
  private:
   struct Job;
-  void parallel_for_workers(std::size_t count, std::size_t grain, Body body,
+  void parallel_for_workers(std::size_t count, std::size_t grain_size, Body body,
                             bool wake_sleepers) noexcept;
   void start_threads() noexcept;
-  void name_and_pin(std::size_t index, std::vector<int>* missing_cores);
+  void name_and_pin(std::size_t index, std::vector<int>* missing_cpus);
   void run_worker() noexcept;
   bool run_part() noexcept;
 

@@ -13,8 +13,8 @@ namespace tccl {
 namespace {
 
 /// Upper bound for sending the last messages to other hosts in close(). A live peer
-/// drains them in milliseconds (its progress thread does), so a longer wait means that it is gone.
-constexpr Milliseconds kCloseFlushTimeout{10'000};
+/// drains them in milliseconds (its progress thread does), so a longer wait means that it has died.
+constexpr Milliseconds kCommunicatorFlushTimeout{10'000};
 
 }  // namespace
 
@@ -28,8 +28,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw Error(Errc::invalid_argument, formatted("group {}: rank {} is not in a group of {} ranks",
                                                   options.name, rank, size));
   BuiltGroup built = build_group(*impl, store, rank, size, options);
-  impl->make_workers(built.parts.group->rank(), built.parts.group->size(),
-                     built.ranks_sharing_cores);
+  impl->make_workers(*built.parts.members, built.ranks_on_same_cpus);
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(built.parts), std::move(options));
   impl->add_communicator(communicator);
@@ -41,27 +40,27 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupPa
     : context_(std::move(context)),
       options_(std::move(options)),
       parts_(std::move(parts)),
-      group_(*parts_.group),
+      group_(*parts_.local_group),
       members_(*parts_.members),
       rank_(members_.rank()),
       size_(members_.size()),
       executor_(std::make_unique<Executor>(*context_, parts_)),
       queue_(std::make_shared<OperationQueue>(context_->thread_pool(), options_.name, *executor_,
-                                              context_->poll_interrupt())),
+                                              context_->check_interrupt())),
       p2p_(std::make_shared<P2p>(
-          parts_.group, parts_.members, make_ofi_p2p(), context_->settings().eager_bytes,
+          parts_.local_group, parts_.members, make_ofi_p2p(), context_->settings().eager_bytes,
           context_->progress(),
           [thread_pool = &context_->thread_pool()](std::function<void()> job) {
             thread_pool->submit(std::move(job));
           },
-          context_->poll_interrupt(), context_->backoff())) {
+          context_->check_interrupt(), context_->backoff())) {
   context_->progress().add(p2p_);
 }
 
 std::unique_ptr<ofi::OfiP2p> CommunicatorImpl::make_ofi_p2p() const {
   if (!members_.over_several_hosts()) return nullptr;
   return std::make_unique<ofi::OfiP2p>(context_->network(), members_, parts_.addresses,
-                                       parts_.group_id);
+                                       parts_.group_tag);
 }
 
 CommunicatorImpl::~CommunicatorImpl() { close(); }
@@ -76,7 +75,7 @@ void CommunicatorImpl::check_open() const {
     throw Error(Errc::aborted, formatted("group {} is closed", name()));
 }
 
-void CommunicatorImpl::check_alive() const {
+void CommunicatorImpl::throw_if_failed() const {
   if (group_.failed())
     if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
 }
@@ -93,14 +92,14 @@ bool CommunicatorImpl::try_run(const Operation& operation, Milliseconds timeout)
   if (is_point_to_point(operation.op)) return false;
   check_open();
   validate_call(operation);
-  check_alive();
+  throw_if_failed();
   return queue_->try_run(operation, effective(timeout));
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
   check_open();
   validate_call(operation);
-  check_alive();
+  throw_if_failed();
   options.timeout = effective(options.timeout);
   if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(options));
   return queue_->start(operation, std::move(options));
@@ -108,14 +107,14 @@ std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOp
 
 void CommunicatorImpl::run(OperationSequence sequence, const CallOptions& options) {
   check_open();
-  check_alive();
+  throw_if_failed();
   if (!queue_->try_run(sequence, effective(options.timeout)))
     wait_or_withdraw(start(std::move(sequence), options));
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(OperationSequence sequence, CallOptions options) {
   check_open();
-  check_alive();
+  throw_if_failed();
   options.timeout = effective(options.timeout);
   return queue_->start(sequence, std::move(options));
 }
@@ -150,7 +149,7 @@ std::exception_ptr CommunicatorImpl::error() const noexcept {
   if (context_->forked())
     return std::make_exception_ptr(Error(Errc::aborted, "this process was forked from a rank"));
   const std::lock_guard lock(mutex_);
-  if (left_) return final_error_;
+  if (has_departed_) return final_error_;
   return group_.failed() ? std::make_exception_ptr(group_.failure()) : nullptr;
 }
 
@@ -162,33 +161,39 @@ void CommunicatorImpl::check_peers(const std::string& operation) const {
 }
 
 void CommunicatorImpl::abort(const std::string& reason) noexcept {
-  if (context_->forked()) return;
-  const std::lock_guard lock(mutex_);
-  if (left_) return;
-  members_.fail(Error(Errc::aborted,
-                      formatted("rank {} aborted group {}: {}", rank_, name(), reason), {rank_}));
+  fail_as_aborted(formatted("rank {} called abort() on group {}{}{}", rank_, name(),
+                            reason.empty() ? "" : ": ", reason));
 }
 
-void CommunicatorImpl::leave() noexcept {
-  if (!queue_->is_idle() || p2p_->has_outstanding()) abort("it left with operations in flight");
+void CommunicatorImpl::fail_as_aborted(const std::string& text) noexcept {
+  if (context_->forked()) return;
+  const std::lock_guard lock(mutex_);
+  if (has_departed_) return;
+  members_.fail(Error(Errc::aborted, text, {rank_}));
+}
+
+void CommunicatorImpl::depart() noexcept {
+  if (!queue_->is_idle() || p2p_->has_outstanding())
+    fail_as_aborted(formatted("rank {} left group {} with operations in flight", rank_, name()));
   close();
 }
 
 void CommunicatorImpl::close() noexcept {
   if (context_->forked()) return;
   // A signal handler, for example, cannot wait for the operation that it interrupts.
-  if (queue_->is_run_by_this_thread()) return abort("it was closed during an operation");
+  if (queue_->is_run_by_this_thread())
+    return fail_as_aborted(formatted("rank {} closed group {} during an operation", rank_, name()));
   if (closed_.exchange(true, std::memory_order_relaxed)) return;
   queue_->close();
-  p2p_->close(kCloseFlushTimeout);
-  executor_->close(deadline_after(kCloseFlushTimeout));
-  const Notice departure = members_.leave();
+  p2p_->close(kCommunicatorFlushTimeout);
+  executor_->close(deadline_after(kCommunicatorFlushTimeout));
+  const Notice departure = members_.depart();
   if (members_.over_several_hosts()) context_->record_departure(departure);
   const std::lock_guard lock(mutex_);
   if (group_.failed()) final_error_ = std::make_exception_ptr(group_.failure());
-  left_ = true;
+  has_departed_ = true;
   group_.close();
-  context_->retire(parts_.group);
+  context_->defer_free(parts_.local_group);
 }
 
 }  // namespace tccl

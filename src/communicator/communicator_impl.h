@@ -51,11 +51,12 @@ class CommunicatorImpl final : public Communicator {
   void close() noexcept override;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
   /// flight. A process that exits with none does not disturb its peers.
-  void leave() noexcept;
+  void depart() noexcept;
 
  private:
   void check_open() const;
-  void check_alive() const;
+  void fail_as_aborted(const std::string& text) noexcept;
+  void throw_if_failed() const;
   void validate_call(const Operation& operation) const;
   void wait_or_withdraw(const std::shared_ptr<Work>& work);
   [[nodiscard]] Milliseconds effective(Milliseconds timeout) const;
@@ -64,15 +65,15 @@ class CommunicatorImpl final : public Communicator {
   std::shared_ptr<ContextImpl> context_;
   Options options_;
   GroupParts parts_;
-  shm::Group& group_;  // of parts_
-  Members& members_;   // of parts_
+  shm::LocalGroup& group_;  // of parts_
+  Members& members_;        // of parts_
   int rank_;
   int size_;
   std::unique_ptr<Executor> executor_;  // used by the queue alone
   std::shared_ptr<OperationQueue> queue_;
   std::shared_ptr<P2p> p2p_;
-  mutable std::mutex mutex_;  // guards the next two
-  bool left_ = false;         // the group's memory may be freed
+  mutable std::mutex mutex_;   // guards the next two
+  bool has_departed_ = false;  // the group's memory may be freed
   std::exception_ptr final_error_;
   std::atomic<bool> closed_{false};  // relaxed: the queue and P2p check again under their locks
 };

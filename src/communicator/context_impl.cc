@@ -8,7 +8,7 @@
 #include <cstring>
 #include <new>
 
-#include "base/cores.h"
+#include "base/cpu_set.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "communicator/communicator_impl.h"
@@ -23,9 +23,9 @@ namespace {
 /// Invalid on kernels without pidfd: then only the robust mutex tells of a death.
 Fd open_own_pidfd() { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
 
-std::uint64_t digest_of(const std::vector<int>& numbers) {
+std::uint64_t digest_of(const std::vector<int>& cpus) {
   std::uint64_t digest = 1;
-  for (const int number : numbers) digest = mix(digest, static_cast<std::uint64_t>(number));
+  for (const int cpu : cpus) digest = mix(digest, static_cast<std::uint64_t>(cpu));
   return digest;
 }
 
@@ -41,28 +41,28 @@ ContextImpl::ContextImpl(Options options)
     : options_(std::move(options)),
       settings_(settings_from_environment()),
       algorithms_(settings_),
-      cores_(cores_of_this_thread()),
+      cpus_(cpus_of_this_thread()),
       arena_(std::make_shared<shm::Arena>(settings_.shared_bytes)),
       heap_(std::make_shared<shm::Heap>(arena_)),
       self_(std::make_shared<LocalProcess>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
       thread_pool_(std::make_unique<ThreadPool>()),
       inbox_(std::make_unique<NoticeInbox>()) {
-  arena_->set_reserve([heap = std::weak_ptr(heap_)] {
-    if (const auto alive = heap.lock()) alive->give_back_cache();
+  arena_->set_on_exhausted([heap = std::weak_ptr(heap_)] {
+    if (const auto alive = heap.lock()) alive->free_cache();
   });
-  auto* heartbeat = new (arena_->memory()->base()) Heartbeat();
-  heartbeat->token = random_digest();
+  auto* page = new (arena_->memory()->base()) ProcessPage();
+  page->token = random_digest();
   progress_ = std::make_unique<ProgressThread>(
-      std::shared_ptr<ProgressSignal>(arena_->memory(), &heartbeat->progress_signal));
-  monitor_ = std::make_unique<Monitor>(*heartbeat, [this] { tick(); });
+      std::shared_ptr<ProgressSignal>(arena_->memory(), &page->progress_signal));
+  monitor_ = std::make_unique<Monitor>(*page, [this] { on_heartbeat(); });
   fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { drop_in_child(); });
 }
 
 ContextImpl::~ContextImpl() { close(); }
 
-Heartbeat& ContextImpl::heartbeat() const {
-  return *reinterpret_cast<Heartbeat*>(arena_->memory()->base());
+ProcessPage& ContextImpl::process_page() const {
+  return *reinterpret_cast<ProcessPage*>(arena_->memory()->base());
 }
 
 std::shared_ptr<void> ContextImpl::allocate(std::size_t bytes) {
@@ -78,7 +78,7 @@ void ContextImpl::close() noexcept {
     communicators.swap(communicators_);
   }
   for (const auto& weak : communicators) {
-    if (const auto communicator = weak.lock()) communicator->leave();
+    if (const auto communicator = weak.lock()) communicator->depart();
   }
   progress_->stop();
   thread_pool_->stop();
@@ -97,12 +97,12 @@ PeerInfo ContextImpl::peer_info() const {
   PeerInfo own;
   own.pid = ::getpid();
   own.memory_id = arena_->memory()->id();
-  own.token = heartbeat().token;
+  own.token = process_page().token;
   own.memory_bytes = arena_->memory()->bytes();
   own.chunk_bytes = settings_.chunk_bytes;
   own.eager_bytes = settings_.eager_bytes;
   own.staging_bytes = settings_.staging_bytes;
-  own.cores_digest = digest_of(cores_);
+  own.cpus_digest = digest_of(cpus_);
   own.wire_format = static_cast<std::uint32_t>(settings_.wire_format);
   std::strncpy(own.host, host_name().c_str(), sizeof own.host - 1);
   return own;
@@ -118,12 +118,12 @@ std::shared_ptr<LocalProcess> ContextImpl::add_local_process(const LocalPeer& lo
       if (auto peer = known->second.lock()) return peer;
   }
   auto memory = SharedMemory::open(local_peer.memory, who.memory_bytes, who.memory_id);
-  if (!same_digest(reinterpret_cast<Heartbeat*>(memory->base())->token, who.token))
+  if (!same_digest(reinterpret_cast<ProcessPage*>(memory->base())->token, who.token))
     throw Error(Errc::system,
                 formatted("the shared memory of {} has an unexpected token", describe(who)),
                 {who.rank});
   auto peer = std::make_shared<LocalProcess>(std::move(memory), who.host, who.pid);
-  monitor_->watch(peer, local_peer.process.duplicate());
+  monitor_->watch_process(peer, local_peer.process.duplicate());
   const std::lock_guard lock(mutex_);
   peers_[who.memory_id] = peer;
   return peer;
@@ -151,8 +151,8 @@ void ContextImpl::open_network(const std::string& address) {
       *monitor_,
       ofi::Network::Options{&settings_, address, self,
                             [this](const std::shared_ptr<RemoteProcess>& from,
-                                   const Notice& notice) { take_notice(from, notice); }});
-  progress_->set_poll_hook([network = network_.get()] {
+                                   const Notice& notice) { handle_notice(from, notice); }});
+  progress_->set_progress_network([network = network_.get()] {
     network->progress();
     return network->has_outstanding();
   });
@@ -161,9 +161,9 @@ void ContextImpl::open_network(const std::string& address) {
 void ContextImpl::add_network_info(PeerInfo& own, const std::string& address) {
   open_network(address);
   ofi::Network& network = *network_;
-  own.group_id = network.allocate_group_id();
+  own.group_tag = network.allocate_group_tag();
   own.control_port = network.control().port();
-  const ofi::Endpoint::Address& fabric = network.endpoint().address();
+  const ofi::Endpoint::Name& fabric = network.endpoint().name();
   if (fabric.size() > sizeof own.fabric_address)
     throw Error(Errc::internal,
                 formatted("the libfabric address has {} bytes; at most {} are supported",
@@ -198,37 +198,46 @@ ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& who,
 }
 
 /// On the monitor thread.
-void ContextImpl::take_notice(const std::shared_ptr<RemoteProcess>& from,
-                              const Notice& notice) noexcept {
+void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
+                                const Notice& notice) noexcept {
   const auto kind = static_cast<GroupNotice>(notice.kind);
   if (kind == GroupNotice::wake) return self_->wake_progress_thread();
-  if (const auto members = inbox_->route(from, notice)) return members->take_notice(*from, notice);
-  if (kind != GroupNotice::entered) return;
-  if (const auto departure = inbox_->departure_of(notice.group))
-    network_->control().tell(from, *departure);
+  if (const auto members = inbox_->find_group(from, notice))
+    return members->handle_notice(*from, notice);
+  if (kind != GroupNotice::opened) return;
+  if (const auto departure = inbox_->departure_of(notice.group_uid))
+    network_->control().send_notice(from, *departure);
 }
 
-void ContextImpl::tick() noexcept {
-  reclaim_retired();
+void ContextImpl::on_heartbeat() noexcept {
+  run_deferred_frees();
   for (const auto& members : inbox_->groups()) members->spread_failure();
 }
 
-void ContextImpl::make_workers(int local_rank, int local_ranks, int sharing) {
+void ContextImpl::make_workers(const Members& members, int ranks_on_same_cpus) {
   const std::lock_guard lock(mutex_);
-  max_sharing_.store(std::max(sharing, max_sharing_.load(std::memory_order_relaxed)),
-                     std::memory_order_relaxed);
+  max_ranks_on_same_cpus_.store(
+      std::max(ranks_on_same_cpus, max_ranks_on_same_cpus_.load(std::memory_order_relaxed)),
+      std::memory_order_relaxed);
   if (workers_) return;
-  const LocalPlacement placement{local_rank, local_ranks, sharing, cores_};
+  const int rank = members.rank();
+  const HostMap& host_map = members.host_map();
+  const LocalPlacement placement{host_map.local_rank(rank),
+                                 host_map.local_size(host_map.host_of(rank)), ranks_on_same_cpus,
+                                 cpus_};
   static std::atomic<bool> warned{false};  // once per process, which may have several contexts
   const std::string problem = worker_settings_conflict(settings_, placement);
   if (!problem.empty() && !warned.exchange(true, std::memory_order_relaxed))
-    log_warning(problem, local_rank);
-  workers_ = std::make_unique<WorkerPool>(plan_workers(settings_, placement));
+    log_warning(problem, rank);
+  WorkerPoolOptions plan = plan_workers(settings_, placement);
+  plan.rank = rank;
+  workers_ = std::make_unique<WorkerPool>(std::move(plan));
 }
 
 BackoffPolicy ContextImpl::backoff() const noexcept {
-  const auto sharing = static_cast<std::size_t>(max_sharing_.load(std::memory_order_relaxed));
-  return sharing > cores_.size() ? kBackoffOversubscribed : kBackoffDedicated;
+  const auto ranks_on_same_cpus =
+      static_cast<std::size_t>(max_ranks_on_same_cpus_.load(std::memory_order_relaxed));
+  return ranks_on_same_cpus > cpus_.size() ? kBackoffOversubscribed : kBackoffDedicated;
 }
 
 void ContextImpl::add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator) {
@@ -237,15 +246,15 @@ void ContextImpl::add_communicator(const std::shared_ptr<CommunicatorImpl>& comm
   communicators_.push_back(communicator);
 }
 
-void ContextImpl::retire(std::shared_ptr<shm::Group> group) noexcept {
-  if (group->try_reclaim()) return;
+void ContextImpl::defer_free(std::shared_ptr<shm::LocalGroup> group) noexcept {
+  if (group->try_free()) return;
   const std::lock_guard lock(mutex_);
-  retired_.push_back(std::move(group));
+  deferred_frees_.push_back(std::move(group));
 }
 
-void ContextImpl::reclaim_retired() noexcept {
+void ContextImpl::run_deferred_frees() noexcept {
   const std::lock_guard lock(mutex_);
-  std::erase_if(retired_, [](const auto& group) { return group->try_reclaim(); });
+  std::erase_if(deferred_frees_, [](const auto& group) { return group->try_free(); });
 }
 
 void ContextImpl::drop_in_child() noexcept {

@@ -23,8 +23,8 @@
 #include "transport/members.h"
 #include "transport/ofi/network.h"
 #include "transport/shm/arena.h"
-#include "transport/shm/group.h"
 #include "transport/shm/heap.h"
+#include "transport/shm/local_group.h"
 
 namespace tccl {
 
@@ -43,16 +43,16 @@ class ContextImpl final : public Context {
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
   [[nodiscard]] const AlgorithmSelector& algorithms() const noexcept { return algorithms_; }
-  [[nodiscard]] const std::function<void()>& poll_interrupt() const noexcept {
-    return options_.poll_interrupt;
+  [[nodiscard]] const std::function<void()>& check_interrupt() const noexcept {
+    return options_.check_interrupt;
   }
   [[nodiscard]] shm::Arena& arena() noexcept { return *arena_; }
   [[nodiscard]] shm::Heap& heap() noexcept { return *heap_; }
   [[nodiscard]] ThreadPool& thread_pool() noexcept { return *thread_pool_; }
   [[nodiscard]] ProgressThread& progress() noexcept { return *progress_; }
-  /// Called with the first group, which knows how many ranks this host has. `sharing`: ranks that
-  /// may use the same cores as this one.
-  void make_workers(int local_rank, int local_ranks, int sharing);
+  /// Called with the first group, which knows how many ranks this host has. `ranks_on_same_cpus`:
+  /// how many of them, this one included, have the same affinity mask.
+  void make_workers(const Members& members, int ranks_on_same_cpus);
   [[nodiscard]] BackoffPolicy backoff() const noexcept;
   [[nodiscard]] WorkerPool& workers() const noexcept { return *workers_; }
   [[nodiscard]] bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
@@ -74,7 +74,7 @@ class ContextImpl final : public Context {
   [[nodiscard]] ofi::Network& network() noexcept { return *network_; }
   struct RemoteAddress {
     std::shared_ptr<RemoteProcess> process;
-    ofi::Endpoint::Peer address;
+    ofi::FabricAddress address;
   };
   RemoteAddress add_remote_process(const PeerInfo& who, const std::string& secret);
 
@@ -82,24 +82,26 @@ class ContextImpl final : public Context {
   void add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Delivers notices of other hosts to this group, also those that came before.
   void listen_for_notices(const std::shared_ptr<Members>& members) { inbox_->add_group(members); }
-  /// The answer to ranks of other hosts that enter a group which this process has left.
+  /// The answer to ranks of other hosts that open traffic in a group from which this process has
+  /// departed.
   void record_departure(const Notice& departure) { inbox_->record_departure(departure); }
-  /// Keeps the memory of a closed group until no peer can access it any more.
-  void retire(std::shared_ptr<shm::Group> group) noexcept;
+  /// Frees the memory of a closed group once no peer can access it any more.
+  void defer_free(std::shared_ptr<shm::LocalGroup> group) noexcept;
 
  private:
   void drop_in_child() noexcept;
   void open_network(const std::string& address);
-  void tick() noexcept;
-  void reclaim_retired() noexcept;
-  void take_notice(const std::shared_ptr<RemoteProcess>& from, const Notice& notice) noexcept;
-  [[nodiscard]] Heartbeat& heartbeat() const;
+  void on_heartbeat() noexcept;
+  void run_deferred_frees() noexcept;
+  void handle_notice(const std::shared_ptr<RemoteProcess>& from, const Notice& notice) noexcept;
+  [[nodiscard]] ProcessPage& process_page() const;
 
-  std::mutex mutex_;  // guards the making of workers_, and peers_, communicators_ and retired_
+  /// Guards the making of workers_, and peers_, communicators_ and deferred_frees_.
+  std::mutex mutex_;
   Options options_;
   Settings settings_;
   AlgorithmSelector algorithms_;
-  std::vector<int> cores_;  // that this process may use
+  std::vector<int> cpus_;  // that this process may use
   std::shared_ptr<shm::Arena> arena_;
   std::shared_ptr<shm::Heap> heap_;  // in the arena
   std::shared_ptr<LocalProcess> self_;
@@ -111,13 +113,13 @@ class ContextImpl final : public Context {
   std::unique_ptr<Monitor> monitor_;
   std::mutex network_mutex_;  // guards the making of network_, and addresses_
   std::unique_ptr<ofi::Network> network_;
-  std::map<Digest, ofi::Endpoint::Peer> addresses_;
-  std::atomic<int> max_sharing_{1};  // ranks of one group that may use the cores of this one
-  std::atomic<bool> forked_{false};  // relaxed: set before the child runs anything else
+  std::map<Digest, ofi::FabricAddress> addresses_;
+  std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group
+  std::atomic<bool> forked_{false};             // relaxed: set before the child runs anything else
   std::atomic<bool> closed_{false};  // relaxed: each part that close() stops has its own lock
   std::map<Digest, std::weak_ptr<LocalProcess>> peers_;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
-  std::list<std::shared_ptr<shm::Group>> retired_;
+  std::list<std::shared_ptr<shm::LocalGroup>> deferred_frees_;
   std::unique_ptr<ForkHook> fork_hook_;  // last: it uses all of the above
 };
 

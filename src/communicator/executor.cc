@@ -17,11 +17,11 @@ const char* algorithm_name(std::uint8_t index) {
 
 Executor::Executor(ContextImpl& context, const GroupParts& parts)
     : context_(context),
-      group_(*parts.group),
+      group_(*parts.local_group),
       members_(*parts.members),
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
-      board_(group_, context.heap(), algorithm_name, context.poll_interrupt(), context.backoff()) {
+      board_(group_, context.heap(), algorithm_name, context.check_interrupt(), context.backoff()) {
   if (members_.over_several_hosts()) connect_hosts(parts);
 }
 
@@ -29,14 +29,14 @@ void Executor::connect_hosts(const GroupParts& parts) {
   ofi::Network& network = context_.network();
   channel_ = std::make_unique<ofi::OfiChannel>(
       network, members_,
-      ofi::OfiChannel::Options{parts.addresses, parts.group_id, &log_, algorithm_name,
-                               context_.poll_interrupt()});
-  board_.set_poll_hook([&network] { network.progress(); });
+      ofi::OfiChannel::Options{parts.addresses, parts.group_tag, &log_, algorithm_name,
+                               context_.check_interrupt()});
+  board_.set_progress_network([&network] { network.progress(); });
 }
 
 void Executor::log(OpRecord& record) {
   record.sequence = ++sequence_;
-  record.chain = chain_ = chained(chain_, record);
+  record.digest = digest_ = next_digest(digest_, record);
   // Peers see the record with the first post(). None of them can be so far behind that it still
   // reads the entry that this one replaces: see OperationLog.
   log_.append(record);

@@ -2,7 +2,7 @@
 //
 // For each operation it
 //   1. chooses the algorithm,
-//   2. assigns the next sequence number, extends the digest chain and appends the record to the log
+//   2. assigns the next sequence number, computes the digest and appends the record to the log
 //      of operations, which the other ranks of the host can read,
 //   3. runs the algorithm on the board and, for a group over several hosts, the network channel,
 //   4. marks the group as failed on all ranks if the operation throws.
@@ -40,16 +40,16 @@ class Executor {
   void run_over_hosts(const Algorithm& algorithm, const OpRecord& record,
                       const CollectiveTask& task, std::optional<Deadline> deadline,
                       Milliseconds timeout);
-  /// Assigns the sequence number and the chain, and appends the record to the log.
+  /// Assigns the sequence number and the digest, and appends the record to the log.
   void log(OpRecord& record);
   void connect_hosts(const GroupParts& parts);
 
   ContextImpl& context_;
-  shm::Group& group_;
+  shm::LocalGroup& group_;
   Members& members_;
-  OperationLog& log_;        // in this rank's region
-  std::uint32_t sequence_;   // of the last operation
-  std::uint64_t chain_ = 0;  // after the last operation
+  OperationLog& log_;         // in this rank's region
+  std::uint32_t sequence_;    // of the last operation
+  std::uint64_t digest_ = 0;  // after the last operation
   shm::ShmBoard board_;
   std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts
 };

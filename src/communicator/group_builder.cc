@@ -9,20 +9,21 @@
 
 namespace tccl {
 
-std::uint64_t uid_from(const Digest& digest) {
-  std::uint64_t uid = 0;
-  std::memcpy(&uid, digest.data(), sizeof uid);
-  return uid | 1;
+std::uint64_t group_uid_from(const Digest& digest) {
+  std::uint64_t group_uid = 0;
+  std::memcpy(&group_uid, digest.data(), sizeof group_uid);
+  return group_uid | 1;
 }
 
 void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
                      const Members::Peers& peers) {
   if (host_map.hosts() == 1) {
-    parts.members = std::make_shared<Members>(parts.group, std::move(host_map), Members::Peers(),
-                                              /*control=*/nullptr);
+    parts.members =
+        std::make_shared<Members>(parts.local_group, std::move(host_map), Members::Peers(),
+                                  /*control=*/nullptr);
     return;
   }
-  parts.members = std::make_shared<Members>(parts.group, std::move(host_map), peers,
+  parts.members = std::make_shared<Members>(parts.local_group, std::move(host_map), peers,
                                             &context.network().control());
   context.listen_for_notices(parts.members);
 }
@@ -40,15 +41,15 @@ class GroupBuilder {
         rank_(rank),
         size_(size),
         first_sequence_(options.first_sequence) {
-    parts_.group = std::make_shared<shm::Group>(
+    parts_.local_group = std::make_shared<shm::LocalGroup>(
         context.arena(),
-        shm::Group::Identity{options.name, uid_from(hmac_sha256(secret_, "group")),
-                             options.first_sequence},
+        shm::LocalGroup::Identity{options.name, group_uid_from(hmac_sha256(secret_, "group")),
+                                  options.first_sequence},
         shm::RegionLayout::of(size, context.settings().chunk_bytes));
   }
 
   ~GroupBuilder() {
-    if (parts_.group_id != 0) context_.network().release_group_id(parts_.group_id);
+    if (parts_.group_tag != 0) context_.network().release_group_tag(parts_.group_tag);
   }
   GroupBuilder(const GroupBuilder&) = delete;
   GroupBuilder& operator=(const GroupBuilder&) = delete;
@@ -59,17 +60,17 @@ class GroupBuilder {
     own.rank = rank_;
     own.size = size_;
     own.first_sequence = first_sequence_;
-    own.region_offset = parts_.group->region_offset();
+    own.region_offset = parts_.local_group->region_offset();
     if (!address.empty()) {
       context_.add_network_info(own, address);
       context_.network().control().add_secret(secret_);
     }
-    cores_digest_ = own.cores_digest;
-    parts_.group_id = own.group_id;
+    cpus_digest_ = own.cpus_digest;
+    parts_.group_tag = own.group_tag;
     return own;
   }
 
-  void accept(const Roster& roster) {
+  void apply_roster(const Roster& roster) {
     add_local_ranks(roster.local);
     std::vector<int> hosts;
     for (const PeerInfo& each : roster.all) hosts.push_back(each.host_index);
@@ -81,7 +82,7 @@ class GroupBuilder {
     if (size_ > 1) remove_rendezvous_keys(store_, rank_);
   }
 
-  BuiltGroup take() { return {std::exchange(parts_, {}), ranks_sharing_cores_}; }
+  BuiltGroup take() { return {std::exchange(parts_, {}), ranks_on_same_cpus_}; }
 
  private:
   void add_local_ranks(const std::vector<LocalPeer>& local_peers) {
@@ -90,9 +91,9 @@ class GroupBuilder {
     for (const LocalPeer& each : local_peers) {
       members.emplace_back(context_.add_local_process(each), each.peer_info.region_offset);
       global_ranks.push_back(each.peer_info.rank);
-      ranks_sharing_cores_ += each.peer_info.cores_digest == cores_digest_;
+      ranks_on_same_cpus_ += each.peer_info.cpus_digest == cpus_digest_;
     }
-    parts_.group->set_members(std::move(members), std::move(global_ranks), rank_);
+    parts_.local_group->set_members(std::move(members), std::move(global_ranks), rank_);
   }
 
   Members::Peers add_remote_ranks(const HostMap& host_map, const std::vector<PeerInfo>& all) {
@@ -103,7 +104,7 @@ class GroupBuilder {
       const auto index = static_cast<std::size_t>(each.rank);
       const ContextImpl::RemoteAddress remote = context_.add_remote_process(each, secret_);
       peers[index] = remote.process;
-      parts_.addresses[index] = {remote.address, each.group_id};
+      parts_.addresses[index] = {remote.address, each.group_tag};
     }
     return peers;
   }
@@ -114,8 +115,8 @@ class GroupBuilder {
   int rank_;
   int size_;
   std::uint32_t first_sequence_;
-  std::uint64_t cores_digest_ = 0;
-  int ranks_sharing_cores_ = 0;
+  std::uint64_t cpus_digest_ = 0;
+  int ranks_on_same_cpus_ = 0;
   GroupParts parts_;
 };
 
@@ -131,7 +132,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
       .timeout = options.timeout,
       .deadline = deadline_after(options.timeout),
       .offer_addresses = [&] { return context.offer_addresses(store.host()); },
-      .poll_interrupt = context.poll_interrupt()};
+      .check_interrupt = context.check_interrupt()};
   // A group of one rank does not use the store: torch gives all groups of one rank the same keys.
   rendezvous_options.secret =
       size == 1 ? to_hex(random_digest())
@@ -140,7 +141,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
   rendezvous_options.make_peer_info = [&](const std::string& address) {
     return builder.make_peer_info(address);
   };
-  rendezvous_options.accept = [&](const Roster& roster) { builder.accept(roster); };
+  rendezvous_options.apply_roster = [&](const Roster& roster) { builder.apply_roster(roster); };
   try {
     rendezvous(rendezvous_options, context.arena().memory()->fd(), context.process_fd());
   } catch (...) {

@@ -16,21 +16,21 @@
 #include "tccl/communicator.h"
 #include "transport/members.h"
 #include "transport/ofi/ofi_channel.h"
-#include "transport/shm/group.h"
+#include "transport/shm/local_group.h"
 
 namespace tccl {
 
 /// What a communicator is made of.
 struct GroupParts {
-  std::shared_ptr<shm::Group> group;        // the ranks of this host
-  std::shared_ptr<Members> members;         // all ranks
-  std::vector<ofi::RankAddress> addresses;  // by rank; used for ranks of other hosts
-  std::uint32_t group_id = 0;               // of this group in messages sent to this process
+  std::shared_ptr<shm::LocalGroup> local_group;  // the ranks of this host
+  std::shared_ptr<Members> members;              // all ranks
+  std::vector<ofi::RankAddress> addresses;       // by rank; used for ranks of other hosts
+  std::uint32_t group_tag = 0;                   // in the tags of messages to this process
 };
 
 struct BuiltGroup {
   GroupParts parts;
-  int ranks_sharing_cores = 0;  // ranks of this host that may use the same cores, with this rank
+  int ranks_on_same_cpus = 0;  // ranks of this host with the same affinity mask, with this one
 };
 
 /// Collective over all ranks. Throws Error{timeout} that names the missing ranks.
@@ -41,7 +41,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
 void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
                      const Members::Peers& peers);
 
-/// A group uid from random or digested bytes; never 0, which marks a freed region.
-std::uint64_t uid_from(const Digest& digest);
+/// A group_uid from random or digested bytes; never 0, which marks a freed region.
+std::uint64_t group_uid_from(const Digest& digest);
 
 }  // namespace tccl

@@ -31,7 +31,9 @@ std::optional<UnexpectedMessage> MatchQueue::take_message(const Operation& recei
   return message;
 }
 
-void MatchQueue::keep(UnexpectedMessage message) { unexpected_.push_back(std::move(message)); }
+void MatchQueue::add_unexpected(UnexpectedMessage message) {
+  unexpected_.push_back(std::move(message));
+}
 
 P2pWorkPtr MatchQueue::remove(const P2pWork& receive) {
   const auto found = std::ranges::find(receives_, &receive, &P2pWorkPtr::get);

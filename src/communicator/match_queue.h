@@ -15,11 +15,11 @@
 
 namespace tccl {
 
-/// A message that arrived, or was announced, before a receive for it was posted.
+/// A message that arrived, or whose rts arrived, before a receive for it was posted.
 struct UnexpectedMessage {
   int source;
   std::uint64_t tag;
-  std::uint64_t message;  // the sender's number, if announced
+  std::uint64_t message_id;  // if it came as an rts
   std::uint64_t bytes;
   bool eager;                      // the payload is here
   std::vector<std::byte> payload;  // of an eager message
@@ -33,7 +33,7 @@ class MatchQueue {
   std::optional<UnexpectedMessage> take_message(const Operation& receive);
 
   void post(P2pWorkPtr receive) { receives_.push_back(std::move(receive)); }
-  void keep(UnexpectedMessage message);
+  void add_unexpected(UnexpectedMessage message);
 
   /// Removes a posted receive; null if it is not posted any more.
   P2pWorkPtr remove(const P2pWork& receive);

@@ -8,13 +8,15 @@ void NoticeInbox::add_group(const std::shared_ptr<Members>& members) {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& known) { return known.expired(); });
     groups_.push_back(members);
-    early = take_early_notices(members->uid());
+    early = take_early_notices(members->group_uid());
   }
-  for (const EarlyNotice& each : early) members->take_notice(*each.from, each.notice);
+  for (const EarlyNotice& each : early) members->handle_notice(*each.from, each.notice);
 }
 
-std::vector<NoticeInbox::EarlyNotice> NoticeInbox::take_early_notices(std::uint64_t group) {
-  const auto names_group = [&](const EarlyNotice& each) { return each.notice.group == group; };
+std::vector<NoticeInbox::EarlyNotice> NoticeInbox::take_early_notices(std::uint64_t group_uid) {
+  const auto names_group = [&](const EarlyNotice& each) {
+    return each.notice.group_uid == group_uid;
+  };
   std::vector<EarlyNotice> taken;
   for (const EarlyNotice& each : early_)
     if (names_group(each)) taken.push_back(each);
@@ -23,12 +25,13 @@ std::vector<NoticeInbox::EarlyNotice> NoticeInbox::take_early_notices(std::uint6
 }
 
 /// Looks for the group and keeps the notice under one lock: add_group() must not come in between.
-std::shared_ptr<Members> NoticeInbox::route(const std::shared_ptr<RemoteProcess>& from,
-                                            const Notice& notice) {
+std::shared_ptr<Members> NoticeInbox::find_group(const std::shared_ptr<RemoteProcess>& from,
+                                                 const Notice& notice) {
   const std::lock_guard lock(mutex_);
   for (const auto& known : groups_)
-    if (auto members = known.lock(); members && members->uid() == notice.group) return members;
-  if (departed_.contains(notice.group)) return nullptr;
+    if (auto members = known.lock(); members && members->group_uid() == notice.group_uid)
+      return members;
+  if (departed_.contains(notice.group_uid)) return nullptr;
   early_.push_back({from, notice});
   if (early_.size() > limits_.early_notices) early_.pop_front();
   return nullptr;
@@ -44,16 +47,16 @@ std::vector<std::shared_ptr<Members>> NoticeInbox::groups() const {
 
 void NoticeInbox::record_departure(const Notice& departure) {
   const std::lock_guard lock(mutex_);
-  departed_.emplace(departure.group, departure);
-  departed_order_.push_back(departure.group);
+  departed_.emplace(departure.group_uid, departure);
+  departed_order_.push_back(departure.group_uid);
   if (departed_order_.size() <= limits_.departed_groups) return;
   departed_.erase(departed_order_.front());
   departed_order_.pop_front();
 }
 
-std::optional<Notice> NoticeInbox::departure_of(std::uint64_t group) const {
+std::optional<Notice> NoticeInbox::departure_of(std::uint64_t group_uid) const {
   const std::lock_guard lock(mutex_);
-  const auto found = departed_.find(group);
+  const auto found = departed_.find(group_uid);
   return found == departed_.end() ? std::nullopt : std::optional(found->second);
 }
 

@@ -100,7 +100,9 @@ void CollectiveWork::on_done_in_order(std::function<void()> callback) {
   });
 }
 
-void CollectiveWork::help_until_done(Deadline deadline) { queue_->help(*this, deadline); }
+void CollectiveWork::progress_until_done(Deadline deadline) {
+  queue_->run_queue_until_done(*this, deadline);
+}
 
 std::string CollectiveWork::description() const {
   return formatted("{} of group {}", sequence_ ? sequence_->name : name_of(operation_.op),
@@ -327,8 +329,8 @@ void OperationQueue::run_on_pool() {
 }
 
 /// Runs entries until the work is done, then sleeps. Called by a thread in wait().
-void OperationQueue::help(CollectiveWork& work, Deadline deadline) {
-  // try_take_next() compares deadlines: an operation cannot be left before it has ended.
+void OperationQueue::run_queue_until_done(CollectiveWork& work, Deadline deadline) {
+  // try_take_next() compares deadlines: a thread cannot stop an operation before it has ended.
   while (!work.done()) {
     if (const WorkPtr next = try_take_next(deadline)) {
       run_entry(next);
@@ -339,7 +341,7 @@ void OperationQueue::help(CollectiveWork& work, Deadline deadline) {
   stop_lingering();
   // A running operation ends by its own timeout; a callback may never return.
   do {
-    work.sleep_until_done(std::min(deadline, deadline_after(work.timeout())), poll_interrupt_);
+    work.sleep_until_done(std::min(deadline, deadline_after(work.timeout())), check_interrupt_);
     if (!work.done() && Clock::now() < deadline && is_blocked_by_callback(work))
       throw Error(
           Errc::timeout,
@@ -364,7 +366,7 @@ void OperationQueue::close() noexcept {
   while (!is_idle()) {
     try {
       if (const WorkPtr last = last_work())
-        help(*last, Deadline::max());
+        run_queue_until_done(*last, Deadline::max());
       else
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } catch (...) {

@@ -74,7 +74,7 @@ class CollectiveWork final : public WorkState {
   [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
 
  private:
-  void help_until_done(Deadline deadline) override;
+  void progress_until_done(Deadline deadline) override;
   [[nodiscard]] std::string description() const override;
   friend class OperationQueue;
 
@@ -89,11 +89,11 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   /// `executor` and `thread_pool` must live until close() has returned.
   OperationQueue(ThreadPool& thread_pool, std::string group, Executor& executor,
-                 std::function<void()> poll_interrupt)
+                 std::function<void()> check_interrupt)
       : thread_pool_(thread_pool),
         group_(std::move(group)),
         executor_(executor),
-        poll_interrupt_(std::move(poll_interrupt)) {}
+        check_interrupt_(std::move(check_interrupt)) {}
 
   /// Runs the entry on this thread if nothing else is queued or running; else returns false.
   /// `Entry` is Operation or OperationSequence.
@@ -130,7 +130,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void stop_lingering();
   void run_entry(const WorkPtr& work);
   void run_on_pool();
-  void help(CollectiveWork& work, Deadline deadline);
+  void run_queue_until_done(CollectiveWork& work, Deadline deadline);
   WorkPtr last_work();
   Entries::iterator add_gate();
   bool remove_own_gates_before(const CollectiveWork& work);
@@ -149,7 +149,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   ThreadPool& thread_pool_;
   std::string group_;
   Executor& executor_;
-  std::function<void()> poll_interrupt_;
+  std::function<void()> check_interrupt_;
   std::atomic<std::uint32_t> issued_{0};  // relaxed: a counter
 
   /// Changes without the mutex only between idle and quick; see try_take_quickly() and Lock.

@@ -11,16 +11,16 @@
 
 namespace tccl {
 
-P2p::P2p(std::shared_ptr<shm::Group> group, std::shared_ptr<Members> members,
+P2p::P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Members> members,
          std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
-         WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt,
+         WorkState::Submit run_elsewhere, std::function<void()> check_interrupt,
          BackoffPolicy backoff)
     : group_(std::move(group)),
       members_(std::move(members)),
       ofi_p2p_(std::move(ofi_p2p)),
       progress_(progress),
       run_elsewhere_(std::move(run_elsewhere)),
-      poll_interrupt_(std::move(poll_interrupt)),
+      check_interrupt_(std::move(check_interrupt)),
       backoff_(backoff),
       protocol_(*group_, *members_, ofi_p2p_.get(), eager_bytes),
       failures_(*members_, protocol_) {}
@@ -32,7 +32,7 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
     const std::lock_guard lock(mutex_);
     if (closing_) throw Error(Errc::aborted, formatted("group {} is closed", group_name()));
     work = std::make_shared<P2pWork>(shared_from_this(), operation, std::move(options),
-                                     next_number_++);
+                                     next_sequence_++);
     protocol_.start(work);
     advance_locked();
     finished = take_finished_locked();
@@ -64,7 +64,7 @@ bool P2p::advance(bool check_failures) {
     if (closed_) return false;
     moved = advance_locked();
     if (check_failures) {
-      check_failures_locked();  // after the data: a peer may send its last message and leave
+      check_failures_locked();  // after the data: a peer may send its last message and depart
       last_check_.store(Clock::now(), std::memory_order_relaxed);
     }
     finished = take_finished_locked();
@@ -154,7 +154,7 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
     if (work.done() || Clock::now() < next_poll) continue;
     // Outside wait_until(): a signal handler may do anything, also close the group.
     next_poll = Clock::now() + kInterruptPeriod;
-    if (poll_interrupt_) poll_interrupt_();
+    if (check_interrupt_) check_interrupt_();
   }
 }
 
@@ -184,7 +184,8 @@ void P2p::sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,
     return;
   }
   const auto interval = peer == kAnySource ? std::chrono::milliseconds(1) : kSleepInterval;
-  while (!something_moves() && !give_up()) ofi_p2p_->network().endpoint().sleep(interval);
+  sleep_until(ofi::EndpointSleeper(ofi_p2p_->network().endpoint(), interval), something_moves,
+              give_up);
 }
 
 // --- completion ---

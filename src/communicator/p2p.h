@@ -1,7 +1,7 @@
 // P2p: the point-to-point engine of one communicator. It owns the lock, the waiting threads and the
 // completion of sends and receives; the other parts are
 //   match_queue.h   which receive gets which message
-//   p2p_protocol.h  eager, announce, grant and data cells over the links
+//   p2p_protocol.h  eager, rts, cts and data cells over the links
 //   p2p_failure.h   lost peers and timeouts
 //
 // It has no thread of its own: start(), every thread in wait(), and the context's progress thread
@@ -23,7 +23,7 @@
 #include "communicator/p2p_work.h"
 #include "transport/members.h"
 #include "transport/ofi/ofi_p2p.h"
-#include "transport/shm/group.h"
+#include "transport/shm/local_group.h"
 
 namespace tccl {
 
@@ -33,9 +33,10 @@ class P2p : public std::enable_shared_from_this<P2p> {
  public:
   /// Callbacks of completed works run through `run_elsewhere`: threads that move data must not run
   /// user code, which may wait for that very data. `ofi_p2p` is null if all ranks are on this host.
-  P2p(std::shared_ptr<shm::Group> group, std::shared_ptr<Members> members,
+  P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Members> members,
       std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
-      WorkState::Submit run_elsewhere, std::function<void()> poll_interrupt, BackoffPolicy backoff);
+      WorkState::Submit run_elsewhere, std::function<void()> check_interrupt,
+      BackoffPolicy backoff);
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
   bool cancel(const P2pWork& work);
@@ -79,12 +80,12 @@ class P2p : public std::enable_shared_from_this<P2p> {
   std::vector<P2pWorkPtr> take_finished_locked();
   void complete(const std::vector<P2pWorkPtr>& finished);
 
-  std::shared_ptr<shm::Group> group_;
+  std::shared_ptr<shm::LocalGroup> group_;
   std::shared_ptr<Members> members_;
   std::unique_ptr<ofi::OfiP2p> ofi_p2p_;
   ProgressThread& progress_;
   WorkState::Submit run_elsewhere_;
-  std::function<void()> poll_interrupt_;
+  std::function<void()> check_interrupt_;
   BackoffPolicy backoff_;
   std::atomic<int> waiters_{0};                  // threads in wait_until()
   std::atomic<Clock::time_point> last_wait_{};   // relaxed: a hint
@@ -96,7 +97,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   P2pFailureDetector failures_;
   bool closing_ = false;  // start() throws
   bool closed_ = false;   // nothing moves any more
-  std::uint64_t next_number_ = 1;
+  std::uint64_t next_sequence_ = 1;
 };
 
 }  // namespace tccl

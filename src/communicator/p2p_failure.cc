@@ -9,15 +9,15 @@ std::exception_ptr P2pFailureDetector::check(P2pWork& work, Clock::time_point no
   if (const int lost = lost_peer(work); lost >= 0)
     return std::make_exception_ptr(members_.peer_lost_error(lost, work.describe(members_.name())));
   if (work.operation.root != kAnySource)
-    work.heartbeat.update(members_.heartbeat(work.operation.root), now);
+    work.heartbeat.update(members_.liveness_counter(work.operation.root), now);
   return now >= work.deadline ? timeout_error(work, now) : nullptr;
 }
 
-/// A rank of another host that has left counts as alive until its last message has arrived.
+/// A rank of another host that has departed counts as alive until its last message has arrived.
 PeerState P2pFailureDetector::state_of(int rank) const {
   const PeerState state = members_.state_of(rank);
   const bool more_comes =
-      state == PeerState::left && !members_.is_local(rank) && !protocol_.is_drained(rank);
+      state == PeerState::departed && !members_.is_local(rank) && !protocol_.is_drained(rank);
   return more_comes ? PeerState::alive : state;
 }
 
@@ -27,7 +27,7 @@ int P2pFailureDetector::lost_peer(const P2pWork& work) const {
   return peer != members_.rank() && state_of(peer) != PeerState::alive ? peer : -1;
 }
 
-/// A receive from any source fails when the first rank dies, or when all ranks have left.
+/// A receive from any source fails when the first rank dies, or when all ranks have departed.
 int P2pFailureDetector::lost_source() const {
   int lost = 0;
   int last = -1;

@@ -19,7 +19,7 @@ class P2pFailureDetector {
   [[nodiscard]] std::exception_ptr check(P2pWork& work, Clock::time_point now) const;
 
  private:
-  /// The rank without which the work cannot complete, if it has died or left; else -1.
+  /// The rank without which the work cannot complete, if it has died or departed; else -1.
   [[nodiscard]] int lost_peer(const P2pWork& work) const;
   [[nodiscard]] int lost_source() const;
   [[nodiscard]] PeerState state_of(int rank) const;

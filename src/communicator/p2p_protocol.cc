@@ -13,9 +13,9 @@ namespace {
 /// Eager messages that a receiver has not matched may use this much of its memory per sender.
 constexpr std::uint64_t kMaxUnmatchedBytes = 1u << 20;
 /// A sender that finds no room wakes the receiver's progress thread this often.
-constexpr auto kWakeInterval = std::chrono::milliseconds(5);
-/// The memory that an unmatched message of this size costs the receiver.
-constexpr std::uint64_t charge(std::uint64_t bytes) { return bytes + 128; }
+constexpr auto kFullLinkWakeInterval = std::chrono::milliseconds(5);
+/// The memory that an unmatched message of this size takes at the receiver.
+constexpr std::uint64_t memory_cost(std::uint64_t bytes) { return bytes + 128; }
 
 std::exception_ptr aborted(const std::string& text) {
   return std::make_exception_ptr(Error(Errc::aborted, text));
@@ -23,7 +23,7 @@ std::exception_ptr aborted(const std::string& text) {
 
 }  // namespace
 
-P2pProtocol::P2pProtocol(shm::Group& group, Members& members, ofi::OfiP2p* ofi_p2p,
+P2pProtocol::P2pProtocol(shm::LocalGroup& group, Members& members, ofi::OfiP2p* ofi_p2p,
                          std::size_t eager_bytes)
     : members_(members),
       ofi_p2p_(ofi_p2p),
@@ -48,19 +48,20 @@ void P2pProtocol::start(const P2pWorkPtr& work) {
 }
 
 void P2pProtocol::start_receive(const P2pWorkPtr& receive) {
-  enter_traffic_with(receive->operation.root);
+  open_traffic_with(receive->operation.root);
   const auto message = match_queue_.take_message(receive->operation);
   if (!message) return match_queue_.post(receive);
   message->eager ? deliver_eager(receive, message->source, message->payload.data(), message->bytes)
-                 : grant(receive, message->source, message->message, message->bytes);
+                 : accept_rts(receive, message->source, message->message_id, message->bytes);
 }
 
 /// A receiver must get the departure notice of a rank of another host, also if they have exchanged
 /// no message yet.
-void P2pProtocol::enter_traffic_with(int source) {
+void P2pProtocol::open_traffic_with(int source) {
   if (!members_.over_several_hosts()) return;
   for (int rank = 0; rank < members_.size(); ++rank)
-    if ((source == rank || source == kAnySource) && !members_.is_local(rank)) members_.enter(rank);
+    if ((source == rank || source == kAnySource) && !members_.is_local(rank))
+      members_.open_traffic(rank);
 }
 
 bool P2pProtocol::advance() {
@@ -82,15 +83,15 @@ bool P2pProtocol::take_cells(int source) {
 void P2pProtocol::take_cell(int source, const CellHeader& header, const std::byte* payload) {
   switch (header.kind) {
     case CellKind::eager:
-    case CellKind::announce:
+    case CellKind::rts:
       return take_message(source, header, payload);
-    case CellKind::grant:
-      if (auto node = queues(source).announced.extract(header.message))
-        queues(source).granted.push_back(std::move(node.mapped()));
+    case CellKind::cts:
+      if (auto node = queues(source).awaiting_cts.extract(header.message_id))
+        queues(source).cleared.push_back(std::move(node.mapped()));
       return;
     case CellKind::data:
       return take_data(source, header, payload);
-    case CellKind::nothing:
+    case CellKind::credit:
       return;
   }
 }
@@ -100,19 +101,19 @@ void P2pProtocol::take_message(int source, const CellHeader& header, const std::
   if (eager && header.payload_bytes != header.message_bytes) return;  // malformed
   const P2pWorkPtr receive = match_queue_.take_receive(source, header.tag);
   if (!receive)
-    return match_queue_.keep({source,
-                              header.tag,
-                              header.message,
-                              header.message_bytes,
-                              eager,
-                              {payload, payload + header.payload_bytes}});
+    return match_queue_.add_unexpected({source,
+                                        header.tag,
+                                        header.message_id,
+                                        header.message_bytes,
+                                        eager,
+                                        {payload, payload + header.payload_bytes}});
   eager ? deliver_eager(receive, source, payload, header.payload_bytes)
-        : grant(receive, source, header.message, header.message_bytes);
+        : accept_rts(receive, source, header.message_id, header.message_bytes);
 }
 
 void P2pProtocol::take_data(int source, const CellHeader& header, const std::byte* payload) {
   auto& receiving = queues(source).receiving;
-  const auto found = receiving.find(header.message);
+  const auto found = receiving.find(header.message_id);
   if (found == receiving.end()) return;  // failed meanwhile
   const P2pWorkPtr receive = found->second;
   if (header.payload_bytes > receive->operation.count - receive->moved_bytes) return;  // malformed
@@ -138,17 +139,17 @@ bool P2pProtocol::check_size(const P2pWorkPtr& receive, int source, std::uint64_
 
 void P2pProtocol::deliver_eager(const P2pWorkPtr& receive, int source, const std::byte* payload,
                                 std::uint64_t bytes) {
-  queues(source).link->claim_eager(charge(bytes));
+  queues(source).link->return_credit(memory_cost(bytes));
   if (!check_size(receive, source, bytes)) return;
   kernels::copy(receive->operation.out, payload, bytes);
   finish(receive, nullptr);
 }
 
-void P2pProtocol::grant(const P2pWorkPtr& receive, int source, std::uint64_t message,
-                        std::uint64_t bytes) {
+void P2pProtocol::accept_rts(const P2pWorkPtr& receive, int source, std::uint64_t message_id,
+                             std::uint64_t bytes) {
   if (!check_size(receive, source, bytes)) return;
-  queues(source).receiving[message] = receive;
-  queues(source).grants.push_back(message);
+  queues(source).receiving[message_id] = receive;
+  queues(source).cts_to_send.push_back(message_id);
 }
 
 // --- sending ---
@@ -162,14 +163,14 @@ bool P2pProtocol::post_cells(int destination) {
 }
 
 bool P2pProtocol::post_one(PeerQueues& to) {
-  if (to.grants.empty() && to.unsent.empty() && to.granted.empty()) return false;
+  if (to.cts_to_send.empty() && to.unsent.empty() && to.cleared.empty()) return false;
   if (!to.link->has_room()) {
     wake_progress_thread(to);
     return false;
   }
-  if (!to.grants.empty()) {
-    to.link->post({CellKind::grant, 0, 0, to.grants.front(), 0}, nullptr);
-    to.grants.pop_front();
+  if (!to.cts_to_send.empty()) {
+    to.link->post({CellKind::cts, 0, 0, to.cts_to_send.front(), 0}, nullptr);
+    to.cts_to_send.pop_front();
   } else if (!to.unsent.empty()) {
     post_message(to);
   } else {
@@ -181,45 +182,45 @@ bool P2pProtocol::post_one(PeerQueues& to) {
 /// Repeatedly: the receiver may not have created its end of the group yet.
 void P2pProtocol::wake_progress_thread(PeerQueues& to) {
   const auto now = Clock::now();
-  if (now - to.last_wake < kWakeInterval) return;
+  if (now - to.last_wake < kFullLinkWakeInterval) return;
   to.last_wake = now;
   to.link->wake_progress_thread();
 }
 
-/// Posts the next message, or its announcement.
+/// Posts the next message, or its rts.
 void P2pProtocol::post_message(PeerQueues& to) {
   const P2pWorkPtr work = std::move(to.unsent.front());
   to.unsent.pop_front();
   const Operation& send = work->operation;
   if (may_be_eager(to, send.count)) {
-    to.eager_sent += charge(send.count);
+    to.used_credit += memory_cost(send.count);
     to.link->post(
         {CellKind::eager, static_cast<std::uint32_t>(send.count), send.tag, 0, send.count},
         send.in);
     finish(work, nullptr);
     return;
   }
-  work->message = next_message_++;
-  to.announced[work->message] = work;
-  to.link->post({CellKind::announce, 0, send.tag, work->message, send.count}, nullptr);
+  work->message_id = next_message_id_++;
+  to.awaiting_cts[work->message_id] = work;
+  to.link->post({CellKind::rts, 0, send.tag, work->message_id, send.count}, nullptr);
 }
 
 bool P2pProtocol::may_be_eager(const PeerQueues& to, std::uint64_t bytes) const {
   return bytes <= std::min<std::uint64_t>(eager_bytes_, to.link->cell_bytes()) &&
-         to.eager_sent - to.link->eager_claimed() + charge(bytes) <= kMaxUnmatchedBytes;
+         to.used_credit - to.link->returned_credit() + memory_cost(bytes) <= kMaxUnmatchedBytes;
 }
 
-/// Posts the next chunk of a granted message.
+/// Posts the next part of a message whose cts has arrived.
 void P2pProtocol::post_data(PeerQueues& to) {
-  const P2pWorkPtr work = to.granted.front();
-  const std::uint64_t left = work->operation.count - work->moved_bytes;
+  const P2pWorkPtr work = to.cleared.front();
+  const std::uint64_t unsent_bytes = work->operation.count - work->moved_bytes;
   const auto bytes =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(left, to.link->cell_bytes()));
-  to.link->post({CellKind::data, bytes, 0, work->message, 0},
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(unsent_bytes, to.link->cell_bytes()));
+  to.link->post({CellKind::data, bytes, 0, work->message_id, 0},
                 static_cast<const std::byte*>(work->operation.in) + work->moved_bytes);
   work->moved_bytes += bytes;
   if (work->moved_bytes < work->operation.count) return;
-  to.granted.pop_front();
+  to.cleared.pop_front();
   finish(work, nullptr);
 }
 
@@ -258,10 +259,10 @@ void P2pProtocol::fail_all(const std::exception_ptr& error) {
   for (const P2pWorkPtr& work : all) finish(work, error);
   match_queue_.take_all_receives();
   for (PeerQueues& peer : peers_) {
-    peer.grants.clear();
+    peer.cts_to_send.clear();
     peer.unsent.clear();
-    peer.announced.clear();
-    peer.granted.clear();
+    peer.awaiting_cts.clear();
+    peer.cleared.clear();
     peer.receiving.clear();
   }
 }

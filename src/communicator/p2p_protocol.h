@@ -2,10 +2,10 @@
 // rank.
 //
 //   small message:  eager ->                                   the payload travels at once
-//   large message:  announce ->  <- grant  data -> ... data -> granted once a receive matches
+//   large message:  rts ->   <- cts   data -> ... data ->      cts once a receive matches
 //
 // Eager messages are bounded: if a receiver has more than 1 MiB of unmatched eager data from one
-// sender, the sender announces small messages too.
+// sender, the sender sends an rts for small messages too.
 //
 // Thread safety: none; used under the mutex of the P2p engine, except has_outstanding().
 #pragma once
@@ -22,19 +22,21 @@
 #include "transport/link.h"
 #include "transport/members.h"
 #include "transport/ofi/ofi_p2p.h"
-#include "transport/shm/group.h"
+#include "transport/shm/local_group.h"
 
 namespace tccl {
 
 class P2pProtocol {
  public:
   /// `ofi_p2p` may be null if all ranks are on this host.
-  P2pProtocol(shm::Group& group, Members& members, ofi::OfiP2p* ofi_p2p, std::size_t eager_bytes);
+  P2pProtocol(shm::LocalGroup& group, Members& members, ofi::OfiP2p* ofi_p2p,
+              std::size_t eager_bytes);
 
   void start(const P2pWorkPtr& work);
   /// Takes arrived cells and posts cells while links have room. Returns whether any cell moved.
   bool advance();
-  /// Cancels a receive that is not matched, or a send that has not left. False if it is too late.
+  /// Cancels a receive that is not matched, or a send of which no cell was posted. False if it is
+  /// too late.
   bool cancel(const P2pWork& work);
   void cancel_receives(const std::exception_ptr& error);
   void fail_all(const std::exception_ptr& error);
@@ -45,7 +47,7 @@ class P2pProtocol {
   [[nodiscard]] const std::set<P2pWorkPtr>& outstanding() const { return outstanding_; }
   /// The works that ended since the last call; their pending_error is set.
   std::vector<P2pWorkPtr> take_finished() { return std::exchange(finished_, {}); }
-  /// False while cells of a rank that has left are still in flight.
+  /// False while cells of a rank that has departed are still in flight.
   [[nodiscard]] bool is_drained(int rank) const { return queues(rank).link->is_drained(); }
 
  private:
@@ -53,14 +55,15 @@ class P2pProtocol {
   struct PeerQueues {
     std::unique_ptr<Link> link;
     // --- to that rank ---
-    std::uint64_t eager_sent = 0;      // bytes charged
-    Clock::time_point last_wake;       // of its progress thread
-    std::deque<std::uint64_t> grants;  // to send, for messages that it announced
+    std::uint64_t used_credit = 0;          // in all, by eager messages
+    Clock::time_point last_wake;            // of its progress thread
+    std::deque<std::uint64_t> cts_to_send;  // ids of its messages that have matched a receive
     std::deque<P2pWorkPtr> unsent;
-    std::map<std::uint64_t, P2pWorkPtr> announced;  // by message; wait for a grant
-    std::deque<P2pWorkPtr> granted;                 // sends whose data may leave
+    std::map<std::uint64_t, P2pWorkPtr> awaiting_cts;  // by message id
+    std::deque<P2pWorkPtr> cleared;                    // sends whose cts has arrived
     // --- from that rank ---
-    std::map<std::uint64_t, P2pWorkPtr> receiving;  // by message; granted to that rank
+    std::map<std::uint64_t, P2pWorkPtr>
+        receiving;  // by message id; the cts is sent or in cts_to_send
   };
   [[nodiscard]] PeerQueues& queues(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] const PeerQueues& queues(int rank) const {
@@ -68,7 +71,7 @@ class P2pProtocol {
   }
 
   void start_receive(const P2pWorkPtr& receive);
-  void enter_traffic_with(int source);
+  void open_traffic_with(int source);
   void finish(const P2pWorkPtr& work, std::exception_ptr error);
 
   // --- receiving ---
@@ -78,7 +81,8 @@ class P2pProtocol {
   void take_data(int source, const CellHeader& header, const std::byte* payload);
   void deliver_eager(const P2pWorkPtr& receive, int source, const std::byte* payload,
                      std::uint64_t bytes);
-  void grant(const P2pWorkPtr& receive, int source, std::uint64_t message, std::uint64_t bytes);
+  void accept_rts(const P2pWorkPtr& receive, int source, std::uint64_t message_id,
+                  std::uint64_t bytes);
   bool check_size(const P2pWorkPtr& receive, int source, std::uint64_t bytes);
 
   // --- sending ---
@@ -97,7 +101,7 @@ class P2pProtocol {
   std::set<P2pWorkPtr> outstanding_;
   std::atomic<std::size_t> outstanding_count_{0};  // relaxed: a hint outside the lock
   std::vector<P2pWorkPtr> finished_;
-  std::uint64_t next_message_ = 1;
+  std::uint64_t next_message_id_ = 1;
 };
 
 }  // namespace tccl

@@ -6,14 +6,14 @@
 namespace tccl {
 
 P2pWork::P2pWork(std::shared_ptr<P2p> engine, const Operation& op,
-                 Communicator::CallOptions call_options, std::uint64_t work_number)
+                 Communicator::CallOptions call_options, std::uint64_t work_sequence)
     : WorkState(std::move(call_options)),
       operation(op),
-      number(work_number),
+      sequence(work_sequence),
       deadline(deadline_after(options().timeout)),
       engine_(std::move(engine)) {}
 
-void P2pWork::help_until_done(Deadline latest) { engine_->wait_for(*this, latest); }
+void P2pWork::progress_until_done(Deadline latest) { engine_->wait_for(*this, latest); }
 
 bool P2pWork::cancel() noexcept { return !is_inherited() && engine_->cancel(*this); }
 
@@ -22,7 +22,7 @@ std::string P2pWork::description() const { return describe(engine_->group_name()
 std::string P2pWork::describe(const std::string& group) const {
   const std::string peer =
       operation.root == kAnySource ? "any rank" : formatted("rank {}", operation.root);
-  return formatted("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(operation.op), number,
+  return formatted("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(operation.op), sequence,
                    operation.count, operation.op == Op::send ? "to" : "from", peer, operation.tag,
                    group);
 }

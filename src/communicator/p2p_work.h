@@ -18,7 +18,7 @@ class P2p;
 class P2pWork final : public WorkState {
  public:
   P2pWork(std::shared_ptr<P2p> engine, const Operation& operation,
-          Communicator::CallOptions options, std::uint64_t number);
+          Communicator::CallOptions options, std::uint64_t sequence);
 
   /// "send #3 (8 bytes to rank 1, tag 7) of group tp"
   [[nodiscard]] std::string describe(const std::string& group) const;
@@ -26,15 +26,15 @@ class P2pWork final : public WorkState {
   using WorkState::set_source;
 
   const Operation operation;
-  const std::uint64_t number;  // of sends and receives of this rank, for error messages
+  const std::uint64_t sequence;  // of sends and receives of this rank, for error messages
   const Deadline deadline;
-  std::uint64_t message = 0;         // number of an announced send
-  std::uint64_t moved_bytes = 0;     // of a granted message
+  std::uint64_t message_id = 0;      // of a send by rts
+  std::uint64_t moved_bytes = 0;     // of a message by rts
   std::exception_ptr pending_error;  // once finished: becomes the error of the work
   HeartbeatWatcher heartbeat;        // of the peer
 
  private:
-  void help_until_done(Deadline latest) override;
+  void progress_until_done(Deadline latest) override;
   [[nodiscard]] std::string description() const override;
   bool cancel() noexcept override;
 

@@ -35,7 +35,7 @@ constexpr auto kIdleSleep = std::chrono::seconds(1);
 struct ProgressThread::State {
   std::mutex mutex;  // guards the next two
   std::vector<std::weak_ptr<P2p>> engines;
-  std::function<bool()> poll_hook;
+  std::function<bool()> progress_network;
   std::shared_ptr<ProgressSignal> signal;  // the futex on which the thread sleeps
   std::atomic<bool> needs_notify{false};   // the thread sleeps longer than kPollInterval
   std::atomic<bool> stopping{false};
@@ -92,10 +92,10 @@ struct ProgressThread::State {
     needs_notify.store(false, std::memory_order_relaxed);
   }
 
-  bool run_poll_hook() {
+  bool try_progress_network() {
     const std::lock_guard lock(mutex);
     try {
-      return poll_hook && poll_hook();
+      return progress_network && progress_network();
     } catch (const std::exception&) {
       return false;  // the thread that waits for the message gets the same error and reports it
     }
@@ -117,7 +117,7 @@ struct ProgressThread::State {
   Turn poll(bool all_engines) {
     Turn turn;
     const auto to_poll = engines_to_poll(all_engines, turn);
-    if (run_poll_hook()) {
+    if (try_progress_network()) {
       turn.outstanding = true;
       turn.all_have_waiters = false;
     }
@@ -146,9 +146,9 @@ void ProgressThread::add(const std::shared_ptr<P2p>& engine) {
   state_->engines.push_back(engine);
 }
 
-void ProgressThread::set_poll_hook(std::function<bool()> poll_hook) {
+void ProgressThread::set_progress_network(std::function<bool()> progress_network) {
   const std::lock_guard lock(state_->mutex);
-  state_->poll_hook = std::move(poll_hook);
+  state_->progress_network = std::move(progress_network);
 }
 
 void ProgressThread::notify() noexcept {

@@ -27,8 +27,8 @@ class ProgressThread {
   ~ProgressThread() { stop(); }
 
   void add(const std::shared_ptr<P2p>& engine);
-  /// Called in each turn of the thread; polls the network. Returns whether messages are in flight.
-  void set_poll_hook(std::function<bool()> poll_hook);
+  /// Called in each turn of the thread. Returns whether messages are in flight.
+  void set_progress_network(std::function<bool()> progress_network);
   /// Call after starting something that needs progress. A system call only if the thread sleeps.
   void notify() noexcept;
   void stop() noexcept;

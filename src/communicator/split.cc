@@ -11,13 +11,13 @@ namespace {
 /// Sent by each rank in the first allgather.
 struct SplitRequest {
   int color, key, rank, unused;
-  std::uint64_t uid;  // of the new group, if this rank is its first
+  std::uint64_t group_uid;  // of the new group, if this rank is its first
 };
 
 /// Sent by each rank in the second allgather.
 struct GroupAddress {
   std::uint64_t region_offset = 0;
-  std::uint64_t group_id = 0;
+  std::uint64_t group_tag = 0;
 };
 
 template <class T>
@@ -29,7 +29,7 @@ std::vector<T> allgather_value(Communicator& parent, const T& own) {
 
 /// The requests with this color: the members of the new group, in its order of ranks.
 std::vector<SplitRequest> exchange_requests(Communicator& parent, int color, int key) {
-  const SplitRequest own{color, key, parent.rank(), 0, uid_from(random_digest())};
+  const SplitRequest own{color, key, parent.rank(), 0, group_uid_from(random_digest())};
   std::vector<SplitRequest> requests = allgather_value(parent, own);
   std::erase_if(requests, [&](const SplitRequest& request) { return request.color != color; });
   std::ranges::sort(requests, {}, [](const SplitRequest& request) {
@@ -45,11 +45,12 @@ class Splitter {
 
   GroupAddress make_region(const Communicator::Options& options) {
     try {
-      parts_.group = std::make_shared<shm::Group>(
+      parts_.local_group = std::make_shared<shm::LocalGroup>(
           context_.arena(),
-          shm::Group::Identity{options.name, requests_.front().uid, options.first_sequence},
+          shm::LocalGroup::Identity{options.name, requests_.front().group_uid,
+                                    options.first_sequence},
           shm::RegionLayout::of(static_cast<int>(requests_.size()),
-                                parent_.group->layout().chunk_bytes));
+                                parent_.local_group->layout().chunk_bytes));
     } catch (const Error& error) {
       throw parent_.members->fail(error);  // the other ranks wait for this one
     }
@@ -57,8 +58,8 @@ class Splitter {
       return !parent_.members->is_local(request.rank);
     };
     if (std::ranges::any_of(requests_, is_remote))
-      parts_.group_id = context_.network().allocate_group_id();
-    return {parts_.group->region_offset(), parts_.group_id};
+      parts_.group_tag = context_.network().allocate_group_tag();
+    return {parts_.local_group->region_offset(), parts_.group_tag};
   }
 
   /// `addresses` by rank of the parent.
@@ -74,18 +75,19 @@ class Splitter {
       const GroupAddress& address = addresses[static_cast<std::size_t>(parent_rank)];
       hosts.push_back(parent_hosts.host_of(parent_rank));
       if (parent_.members->is_local(parent_rank)) {
-        local.emplace_back(parent_.group->peer_handle(parent_hosts.local_rank(parent_rank)),
+        local.emplace_back(parent_.local_group->peer_handle(parent_hosts.local_rank(parent_rank)),
                            address.region_offset);
         global_ranks.push_back(static_cast<int>(rank));
       } else {
         peers[rank] = parent_.members->peer(parent_rank);
-        parts_.addresses[rank] = {parent_.addresses[static_cast<std::size_t>(parent_rank)].peer,
-                                  static_cast<std::uint32_t>(address.group_id)};
+        parts_.addresses[rank] = {
+            parent_.addresses[static_cast<std::size_t>(parent_rank)].fabric_address,
+            static_cast<std::uint32_t>(address.group_tag)};
       }
     }
     const auto own = std::ranges::find(requests_, parent_.members->rank(), &SplitRequest::rank);
-    parts_.group->set_members(std::move(local), std::move(global_ranks),
-                              static_cast<int>(own - requests_.begin()));
+    parts_.local_group->set_members(std::move(local), std::move(global_ranks),
+                                    static_cast<int>(own - requests_.begin()));
     set_all_members(context_, parts_, HostMap(hosts), peers);
     return std::move(parts_);
   }

@@ -1,7 +1,7 @@
 // Splitting a communicator into groups by color. The ranks know each other already, so two
 // allgathers on the parent replace the rendezvous:
-//   1. each rank's color, key and a proposed group uid;
-//   2. the offset of each rank's new region, and its group id in network messages.
+//   1. each rank's color, key and a proposed group_uid;
+//   2. the offset of each rank's new region, and its group tag in network messages.
 // Thread safety: one split of a parent at a time, as for any collective.
 #pragma once
 

@@ -56,20 +56,20 @@ void WorkState::complete(std::exception_ptr error, const Submit& run_elsewhere) 
   run_elsewhere([keep_this, callbacks = std::move(callbacks)] { run_all(callbacks); });
 }
 
-void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt) {
+void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>& check_interrupt) {
   while (!done()) {
     const auto now = Clock::now();
     if (now >= deadline) return;
     futex_wait(done_, 0, std::min<Clock::duration>(deadline - now, kInterruptPeriod),
                FutexScope::local);
-    if (!done() && poll_interrupt) poll_interrupt();
+    if (!done() && check_interrupt) check_interrupt();
   }
 }
 
 void WorkState::wait_by(Deadline deadline) {
   if (!done() && is_inherited())
     throw Error(Errc::aborted, "this process was forked from a rank and cannot use its groups");
-  if (!done()) help_until_done(deadline);
+  if (!done()) progress_until_done(deadline);
   if (!done())
     throw Error(Errc::timeout, formatted("wait() timed out before {} completed", description()));
   if (error_) std::rethrow_exception(error_);

@@ -43,12 +43,12 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
 
  protected:
   /// Returns when the work is done or the deadline has passed; may run the work on this thread.
-  virtual void help_until_done(Deadline deadline) = 0;
+  virtual void progress_until_done(Deadline deadline) = 0;
   /// "allreduce of group tp", for error messages.
   [[nodiscard]] virtual std::string description() const = 0;
   /// Sleeps until another thread completes the work, at most until `deadline`; polls for
   /// interrupts.
-  void sleep_until_done(Deadline deadline, const std::function<void()>& poll_interrupt);
+  void sleep_until_done(Deadline deadline, const std::function<void()>& check_interrupt);
   void set_source(int rank) noexcept { source_ = rank; }
   /// Whether this is a forked child of the process that started the work.
   [[nodiscard]] bool is_inherited() const noexcept { return process_ != ::getpid(); }

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/cores.h"
+#include "base/cpu_set.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "tccl/error.h"
@@ -69,7 +69,7 @@ void worker_count_into(Settings& settings, const std::string& text) {
 
 void worker_affinity_into(Settings& settings, const std::string& text) {
   settings.worker_affinity = text;
-  settings.worker_cores = text == kAuto ? std::vector<int>() : parse_cores(text);
+  settings.worker_cpus = text == kAuto ? std::vector<int>() : parse_cpus(text);
 }
 
 void transport_into(Settings& /*settings*/, const std::string& text) {

@@ -30,7 +30,7 @@ struct Settings {
   std::size_t staging_bytes = 0;
   std::optional<int> worker_count;  // none: auto
   std::string worker_affinity;
-  std::vector<int> worker_cores;                // the same, parsed; empty: auto
+  std::vector<int> worker_cpus;                 // the same, parsed; empty: auto
   std::array<std::string, kOpCount> algorithm;  // by Op; empty: the defaults of the registry
   // --- between hosts ---
   std::string provider;  // of libfabric; empty: tcp
@@ -38,7 +38,7 @@ struct Settings {
   PortRange ports;
   std::chrono::milliseconds liveness_timeout{0};
   std::string secret_file;
-  WireFormat wire_format = WireFormat::same;
+  WireFormat wire_format = WireFormat::uncompressed;
 };
 
 struct SettingRow {

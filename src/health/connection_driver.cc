@@ -50,16 +50,16 @@ void ConnectionDriver::handle(Connection& connection, const Frame& frame,
   }
   switch (frame.kind) {
     case FrameKind::challenge: {
-      const Challenge challenge = decode_challenge(frame.body);
+      const auto challenge = decode<Challenge>(frame.body);
       require(connection.peer != nullptr, "the peer sent an unexpected challenge");
       connection.outbox +=
           encode(connection.handshake.respond_to(challenge, self_, connection.peer->identity().id));
       return;
     }
     case FrameKind::response:
-      return handle_response(connection, decode_response(frame.body));
+      return handle_response(connection, decode<ConnectorResponse>(frame.body));
     case FrameKind::confirmation: {
-      const AcceptorConfirmation confirmation = decode_confirmation(frame.body);
+      const auto confirmation = decode<AcceptorConfirmation>(frame.body);
       require(connection.peer != nullptr, "the peer sent an unexpected confirmation");
       connection.handshake.check_confirmation(confirmation, self_, connection.peer->identity().id);
       connection.peer->connecting = false;
@@ -69,7 +69,7 @@ void ConnectionDriver::handle(Connection& connection, const Frame& frame,
       return require(authenticated, "the peer sent a heartbeat before it was authenticated");
     case FrameKind::notice:
       require(authenticated, "the peer sent a notice before it was authenticated");
-      return actions.add_notice(connection.peer, decode_notice(frame.body));
+      return actions.add_notice(connection.peer, decode<Notice>(frame.body));
     case FrameKind::departure:
       // Also accepted from an acceptor that closes before it is authenticated: otherwise its peer
       // would consider it dead.
@@ -91,7 +91,7 @@ void ConnectionDriver::handle_response(Connection& connection, const ConnectorRe
 }
 
 void ConnectionDriver::set_authenticated(Connection& connection) {
-  Peer& peer = *connection.peer;
+  RemotePeer& peer = *connection.peer;
   connection.handshake_deadline = Deadline::max();
   peer.note_heard();
   peer.failed_handshakes = 0;
@@ -115,26 +115,26 @@ void ConnectionDriver::close(Connection& connection, const ConnectionClosed& clo
 void ConnectionDriver::on_authenticated_closed(const Connection& connection,
                                                const ConnectionClosed& closed,
                                                DeferredActions& actions) {
-  Peer& peer = *connection.peer;
+  RemotePeer& peer = *connection.peer;
   std::erase(peer.authenticated, &connection);
   peer.departed |= closed.state == State::departed;
   // Another connection may still carry notices that were sent before.
   if (peer.authenticated.empty())
-    actions.end(connection.peer, peer.departed ? State::departed : closed.state);
+    actions.set_final_state(connection.peer, peer.departed ? State::departed : closed.state);
 }
 
 void ConnectionDriver::on_attempt_failed(const Connection& connection,
                                          const ConnectionClosed& closed, DeferredActions& actions) {
-  Peer& peer = *connection.peer;
+  RemotePeer& peer = *connection.peer;
   peer.connecting = false;
   if (!peer.authenticated.empty()) return;
   const bool during_handshake =
       connection.stage() != Stage::connecting && closed.state == State::died;
-  if (!during_handshake) return actions.end(connection.peer, closed.state);
+  if (!during_handshake) return actions.set_final_state(connection.peer, closed.state);
   // An acceptor drops connections that are slow, such as those of a process that was stopped
   // meanwhile, so try again: if the acceptor has died, the next connection is refused.
   if (++peer.failed_handshakes < kMaxFailedHandshakes) return;
-  actions.end(connection.peer, State::died);
+  actions.set_final_state(connection.peer, State::died);
   actions.warn(formatted("no control connection to {} ({}): {}", connection.remote_address,
                          peer.where(), closed.reason));
 }

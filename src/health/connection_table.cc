@@ -8,41 +8,41 @@
 namespace tccl::control {
 
 Connection& ConnectionTable::add(Connection connection) {
-  const std::uint64_t number = next_number_++;
-  connection.number = number;
-  auto& added = connections_[number];
+  const std::uint64_t id = next_id_++;
+  connection.id = id;
+  auto& added = connections_[id];
   added = std::make_unique<Connection>(std::move(connection));
-  if (!serving_) return *added;
+  if (!watching_) return *added;
   try {
     added->events = added->wanted_events();
-    added->service = monitor_.serve(added->socket.get(), added->events,
-                                    [this, number](std::uint32_t) { on_event_(number); });
+    added->handler = monitor_.watch_fd(added->socket.get(), added->events,
+                                       [this, id](std::uint32_t) { on_event_(id); });
   } catch (const Error&) {
-    connections_.erase(number);
+    connections_.erase(id);
     throw;
   }
   return *added;
 }
 
-Connection* ConnectionTable::find(std::uint64_t number) const {
-  const auto found = connections_.find(number);
+Connection* ConnectionTable::find(std::uint64_t id) const {
+  const auto found = connections_.find(id);
   return found == connections_.end() ? nullptr : found->second.get();
 }
 
 void ConnectionTable::remove(Connection& connection) {
-  monitor_.end_service(connection.service);
-  connections_.erase(connection.number);
+  monitor_.unwatch_fd(connection.handler);
+  connections_.erase(connection.id);
 }
 
 void ConnectionTable::update_events(Connection& connection) {
   const std::uint32_t wanted = connection.wanted_events();
   if (std::exchange(connection.events, wanted) != wanted)
-    monitor_.change_service(connection.service, wanted);
+    monitor_.change_events(connection.handler, wanted);
 }
 
 std::vector<Connection*> ConnectionTable::all() const {
   std::vector<Connection*> result;
-  for (const auto& [number, connection] : connections_) result.push_back(connection.get());
+  for (const auto& [id, connection] : connections_) result.push_back(connection.get());
   return result;
 }
 
@@ -63,21 +63,21 @@ Connection* ConnectionTable::oldest_unauthenticated() const {
   return found == connections_.end() ? nullptr : found->second.get();
 }
 
-std::vector<std::uint64_t> ConnectionTable::stop_serving() {
-  serving_ = false;
-  std::vector<std::uint64_t> services;
-  for (const auto& [number, connection] : connections_) services.push_back(connection->service);
-  return services;
+std::vector<std::uint64_t> ConnectionTable::stop_watching() {
+  watching_ = false;
+  std::vector<std::uint64_t> handlers;
+  for (const auto& [id, connection] : connections_) handlers.push_back(connection->handler);
+  return handlers;
 }
 
 void ConnectionTable::clear() {
-  for (const auto& [number, connection] : connections_)
+  for (const auto& [id, connection] : connections_)
     if (connection->peer) connection->peer->authenticated.clear();
   connections_.clear();
 }
 
 void ConnectionTable::close_sockets() noexcept {
-  for (const auto& [number, connection] : connections_) connection->socket.reset();
+  for (const auto& [id, connection] : connections_) connection->socket.reset();
 }
 
 }  // namespace tccl::control

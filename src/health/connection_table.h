@@ -16,15 +16,15 @@ namespace tccl::control {
 
 class ConnectionTable {
  public:
-  /// `on_event(number)` runs on the monitor thread, without the mutex, when a connection is ready.
+  /// `on_event(id)` runs on the monitor thread, without the mutex, when a connection is ready.
   ConnectionTable(Monitor& monitor, std::function<void(std::uint64_t)> on_event)
       : monitor_(monitor), on_event_(std::move(on_event)) {}
 
-  /// Registers the connection with the Monitor, unless stop_serving() was called.
+  /// Registers the connection with the Monitor, unless stop_watching() was called.
   Connection& add(Connection connection);
   /// Null if it has been removed.
-  [[nodiscard]] Connection* find(std::uint64_t number) const;
-  /// Closes it. On the monitor thread, or after stop_serving(): waits for no callback.
+  [[nodiscard]] Connection* find(std::uint64_t id) const;
+  /// Closes it. On the monitor thread, or after stop_watching(): waits for no callback.
   void remove(Connection& connection);
   /// Call after the outbox has changed.
   void update_events(Connection& connection);
@@ -34,9 +34,9 @@ class ConnectionTable {
   [[nodiscard]] int count_unauthenticated() const;
   [[nodiscard]] Connection* oldest_unauthenticated() const;
 
-  /// From now on the caller drives the connections. Returns the services that it must end, without
-  /// the mutex held.
-  std::vector<std::uint64_t> stop_serving();
+  /// From now on the caller drives the connections. Returns the ids for Monitor::unwatch_fd(),
+  /// which the caller must call without the mutex held.
+  std::vector<std::uint64_t> stop_watching();
   void clear();
   /// In a forked child: the epoll instance is the parent's, too, so only the sockets are closed.
   void close_sockets() noexcept;
@@ -44,8 +44,8 @@ class ConnectionTable {
  private:
   Monitor& monitor_;
   std::function<void(std::uint64_t)> on_event_;
-  bool serving_ = true;
-  std::uint64_t next_number_ = 1;
+  bool watching_ = true;
+  std::uint64_t next_id_ = 1;
   std::map<std::uint64_t, std::unique_ptr<Connection>> connections_;
 };
 

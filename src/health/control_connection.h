@@ -15,14 +15,14 @@
 namespace tccl::control {
 
 struct Connection {
-  std::uint64_t number = 0;  // in the ConnectionTable
+  std::uint64_t id = 0;  // in the ConnectionTable
   Fd socket;
   std::string remote_address;  // "10.0.0.1:4711"
   Handshake handshake;
   Deadline handshake_deadline = Deadline::max();
-  std::shared_ptr<Peer> peer;  // null on an accepted connection until it is authenticated
-  std::uint64_t service = 0;   // of the Monitor
-  std::uint32_t events = 0;    // that the Monitor watches
+  std::shared_ptr<RemotePeer> peer;  // null on an accepted connection until it is authenticated
+  std::uint64_t handler = 0;         // id of Monitor::watch_fd()
+  std::uint32_t events = 0;          // that the Monitor watches
   FrameReader inbox;
   std::string outbox;
   std::size_t sent = 0;           // bytes of the outbox

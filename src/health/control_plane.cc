@@ -22,8 +22,8 @@ using State = RemoteProcess::State;
 namespace {
 
 constexpr milliseconds kHeartbeatInterval{500};  // also the resolution of handshake deadlines
-constexpr milliseconds kHandshakeTimeout{2000};
-constexpr milliseconds kCloseFlushTimeout{1000};
+constexpr milliseconds kControlHandshakeTimeout{2000};
+constexpr milliseconds kControlFlushTimeout{1000};
 constexpr int kMaxUnauthenticated = 256;
 /// A stopped process does not read. If heartbeats filled its receive buffer, TCP_USER_TIMEOUT would
 /// break the connection although its host answers. Keep-alive probes need no buffer.
@@ -40,8 +40,8 @@ Fd new_timer(milliseconds period) {
 }
 
 /// For a peer without a connection, so without notices to deliver first.
-void end_now(Peer& peer, State state) noexcept {
-  peer.ended = true;
+void set_final_state(RemotePeer& peer, State state) noexcept {
+  peer.has_final_state = true;
   peer.set_state(state);
 }
 
@@ -53,9 +53,9 @@ ControlPlane::ControlPlane(Monitor& monitor, Options options)
     : monitor_(monitor),
       options_(std::move(options)),
       connections_(monitor,
-                   [this](std::uint64_t number) {
-                     run_locked([this, number](Actions& actions) {
-                       if (Connection* connection = connections_.find(number))
+                   [this](std::uint64_t id) {
+                     run_locked([this, id](Actions& actions) {
+                       if (Connection* connection = connections_.find(id))
                          driver_.advance(*connection, actions);
                      });
                    }),
@@ -76,10 +76,10 @@ void ControlPlane::open() {
   options_.self.address = options_.address;
   options_.self.port = SocketAddress::of_local_end(listener_.get()).port();
   timer_ = new_timer(kHeartbeatInterval);
-  timer_service_ = monitor_.serve(timer_.get(), EPOLLIN, [this](std::uint32_t) {
+  timer_handler_ = monitor_.watch_fd(timer_.get(), EPOLLIN, [this](std::uint32_t) {
     run_locked([this](Actions& actions) { on_timer(actions); });
   });
-  listener_service_ = monitor_.serve(listener_.get(), EPOLLIN, [this](std::uint32_t) {
+  listener_handler_ = monitor_.watch_fd(listener_.get(), EPOLLIN, [this](std::uint32_t) {
     run_locked([this](Actions& actions) { accept_pending(actions); });
   });
 }
@@ -91,11 +91,6 @@ void ControlPlane::add_secret(const std::string& secret) {
   peers_.add_secret(secret);
 }
 
-void ControlPlane::remove_secret(const std::string& secret) {
-  const std::lock_guard lock(mutex_);
-  peers_.remove_secret(secret);
-}
-
 std::shared_ptr<RemoteProcess> ControlPlane::add_peer(const RemoteProcess::Identity& identity,
                                                       const std::string& secret) {
   static_cast<void>(SocketAddress::parse(identity.address, identity.port));
@@ -105,16 +100,11 @@ std::shared_ptr<RemoteProcess> ControlPlane::add_peer(const RemoteProcess::Ident
   return peer;
 }
 
-void ControlPlane::connect(const std::shared_ptr<RemoteProcess>& process) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (phase_ == Phase::open) connect_to(as_peer(process));
-}
-
-void ControlPlane::tell(const std::shared_ptr<RemoteProcess>& process,
-                        const Notice& notice) noexcept {
+void ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
+                               const Notice& notice) noexcept {
   const std::lock_guard lock(mutex_);
   const auto peer = as_peer(process);
-  if (phase_ != Phase::open || peer->ended) return;
+  if (phase_ != Phase::open || peer->has_final_state) return;
   if (peer->authenticated.empty()) {
     peer->unsent += encode(notice);
     return connect_to(peer);
@@ -125,14 +115,14 @@ void ControlPlane::tell(const std::shared_ptr<RemoteProcess>& process,
 }
 
 /// A failure for lack of a local resource is retried by on_timer().
-void ControlPlane::connect_to(const std::shared_ptr<Peer>& peer) noexcept {
+void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer) noexcept {
   peer->wanted = true;
-  if (peer->ended || peer->connecting || !peer->authenticated.empty()) return;
+  if (peer->has_final_state || peer->connecting || !peer->authenticated.empty()) return;
   try {
     const auto address = SocketAddress::parse(peer->identity().address, peer->identity().port);
     Fd socket = start_connecting(address, options_.liveness_timeout);
     if (!socket && is_local_shortage(errno)) return;
-    if (!socket) return end_now(*peer, state_after_failed_connect(errno));
+    if (!socket) return set_final_state(*peer, state_after_failed_connect(errno));
     connections_.add({.socket = std::move(socket),
                       .remote_address = address.text(),
                       .handshake = Handshake::connecting(peer->secret),
@@ -140,7 +130,7 @@ void ControlPlane::connect_to(const std::shared_ptr<Peer>& peer) noexcept {
                       .peer = peer});
     peer->connecting = true;
   } catch (const Error& error) {
-    if (error.code() != Errc::system) end_now(*peer, State::unreachable);
+    if (error.code() != Errc::system) set_final_state(*peer, State::unreachable);
   }
 }
 
@@ -159,7 +149,7 @@ void ControlPlane::run_locked(const std::function<void(Actions&)>& work) {
 void ControlPlane::on_timer(Actions& actions) {
   std::uint64_t expirations = 0;
   static_cast<void>(!::read(timer_.get(), &expirations, sizeof expirations));
-  monitor_.change_service(listener_service_, EPOLLIN);  // accept_pending() may have paused it
+  monitor_.change_events(listener_handler_, EPOLLIN);  // accept_pending() may have paused it
   send_heartbeats();
   for (Connection* connection : connections_.overdue(Clock::now()))
     driver_.close(*connection, {State::unreachable, "the peer did not authenticate itself in time"},
@@ -182,17 +172,17 @@ void ControlPlane::accept_pending(Actions& actions) {
   for (int i = 0; i < kMaxPerEvent; ++i) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
-      accept(std::move(socket), actions);
+      accept_connection(std::move(socket), actions);
       continue;
     }
     if (errno == EAGAIN) return;
     // Without a descriptor for it, the listener would stay readable: pause it until on_timer().
     if (is_local_shortage(errno) && !drop_oldest_unauthenticated(actions))
-      return monitor_.change_service(listener_service_, 0);
+      return monitor_.change_events(listener_handler_, 0);
   }
 }
 
-void ControlPlane::accept(Fd socket, Actions& actions) {
+void ControlPlane::accept_connection(Fd socket, Actions& actions) {
   if (connections_.count_unauthenticated() >= kMaxUnauthenticated)
     drop_oldest_unauthenticated(actions);
   set_liveness_options(socket.get(), options_.liveness_timeout);
@@ -200,7 +190,7 @@ void ControlPlane::accept(Fd socket, Actions& actions) {
   Connection connection{.socket = std::move(socket),
                         .remote_address = remote_address,
                         .handshake = Handshake::accepting(),
-                        .handshake_deadline = deadline_after(kHandshakeTimeout)};
+                        .handshake_deadline = deadline_after(kControlHandshakeTimeout)};
   connection.outbox = encode(connection.handshake.challenge());
   try {
     driver_.advance(connections_.add(std::move(connection)), actions);
@@ -221,7 +211,7 @@ bool ControlPlane::drop_oldest_unauthenticated(Actions& actions) {
 void ControlPlane::close() noexcept {
   if (!begin_to_close()) return;
   const auto deadline =
-      deadline_after(monitor_.is_this_thread() ? milliseconds(0) : kCloseFlushTimeout);
+      deadline_after(monitor_.is_this_thread() ? milliseconds(0) : kControlFlushTimeout);
   send_departure(Handshake::Stage::authenticated);
   flush(deadline);
   // An unauthenticated connection may be from a peer that gets notices over another one: it gets
@@ -239,17 +229,17 @@ void ControlPlane::close() noexcept {
 /// False if another call has closed it. (On the monitor thread also while another call closes it:
 /// that one may be waiting for this callback.)
 bool ControlPlane::begin_to_close() {
-  std::vector<std::uint64_t> services;
+  std::vector<std::uint64_t> handlers;
   {
     std::unique_lock lock(mutex_);
     if (!monitor_.is_this_thread()) closed_.wait(lock, [&] { return phase_ != Phase::closing; });
     if (phase_ != Phase::open) return false;
     phase_ = Phase::closing;  // callbacks return at once from now on
     driver_.set_departing();
-    services = connections_.stop_serving();
+    handlers = connections_.stop_watching();
   }
-  services.insert(services.end(), {timer_service_, listener_service_});
-  for (const std::uint64_t service : services) monitor_.end_service(service);
+  handlers.insert(handlers.end(), {timer_handler_, listener_handler_});
+  for (const std::uint64_t handler : handlers) monitor_.unwatch_fd(handler);
   return true;
 }
 

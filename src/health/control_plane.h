@@ -11,15 +11,15 @@
 // The handshake is base/challenge_response.h with a secret that both processes were given. An
 // accepted connection that is not authenticated after 2 s, or sends anything else, is dropped with
 // one warning per process. Both sides may connect at the same time: then there are two connections,
-// and the peer has ended when both are closed.
+// and the peer is taken for departed or dead when both are closed.
 //
 // The parts: PeerTable (known processes and secrets), ConnectionTable (open connections),
 // ConnectionDriver (handshake and frames of a connection), Handshake (authentication); ControlPlane
 // has the listener, the timer and close().
 //
 // Thread safety: all methods may be called concurrently; only close() waits. close() makes later
-// callbacks return at once and then ends the services, which waits for a running callback
-// (Monitor::end_service). So the caller of close(), or of the destructor, must hold no lock that
+// callbacks return at once and then unregisters them, which waits for a running callback
+// (Monitor::unwatch_fd). So the caller of close(), or of the destructor, must hold no lock that
 // `on_notice` takes. `on_notice` may call every method but the destructor.
 #pragma once
 
@@ -63,21 +63,17 @@ class ControlPlane {
   [[nodiscard]] const RemoteProcess::Identity& self() const noexcept { return options_.self; }
   [[nodiscard]] std::uint16_t port() const noexcept { return options_.self.port; }
 
-  /// A process that knows the secret is accepted, until remove_secret() was called as often as
-  /// add_secret(). Connections that are authenticated stay open. Groups do not remove theirs.
+  /// From now on, a process that knows the secret is accepted.
   void add_secret(const std::string& secret);
-  void remove_secret(const std::string& secret);
 
-  /// Returns the same object for the same id as long as the process has not ended and the object is
-  /// in use. Later connections to it use the secret. Throws Error{invalid_argument} if the address
+  /// Returns the same object for the same id as long as the process is alive and the object is in
+  /// use. Later connections to it use the secret. Throws Error{invalid_argument} if the address
   /// is not numeric.
   std::shared_ptr<RemoteProcess> add_peer(const RemoteProcess::Identity& identity,
                                           const std::string& secret);
-  /// Starts to connect, unless there is a connection.
-  void connect(const std::shared_ptr<RemoteProcess>& process) noexcept;
   /// Connects if needed. Notices to one process arrive in order; none is sent to one that has
-  /// ended.
-  void tell(const std::shared_ptr<RemoteProcess>& process, const Notice& notice) noexcept;
+  /// departed or died.
+  void send_notice(const std::shared_ptr<RemoteProcess>& process, const Notice& notice) noexcept;
 
   /// Sends a departure on all connections, and closes them when the other hosts have acknowledged
   /// it, or after a second (on the monitor thread: at once). Idempotent; returns when it is done.
@@ -93,9 +89,9 @@ class ControlPlane {
   // --- with the mutex held ---
   void on_timer(Actions& actions);
   void send_heartbeats();
-  void connect_to(const std::shared_ptr<control::Peer>& peer) noexcept;
+  void connect_to(const std::shared_ptr<control::RemotePeer>& peer) noexcept;
   void accept_pending(Actions& actions);
-  void accept(Fd socket, Actions& actions);
+  void accept_connection(Fd socket, Actions& actions);
   bool drop_oldest_unauthenticated(Actions& actions);
   // --- close(), without the mutex held ---
   bool begin_to_close();
@@ -110,8 +106,8 @@ class ControlPlane {
   Phase phase_ = Phase::open;
   Fd listener_;
   Fd timer_;
-  std::uint64_t listener_service_ = 0;
-  std::uint64_t timer_service_ = 0;
+  std::uint64_t listener_handler_ = 0;
+  std::uint64_t timer_handler_ = 0;
   control::PeerTable peers_;
   control::ConnectionTable connections_;
   control::ConnectionDriver driver_;

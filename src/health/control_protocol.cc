@@ -74,8 +74,9 @@ std::string encode_identity(const RemoteProcess::Identity& identity) {
   return bytes;
 }
 
-RemoteProcess::Identity take_identity(Parser& parser) {
-  RemoteProcess::Identity identity;
+void take(Parser& parser, Challenge& challenge) { parser.take(challenge.nonce); }
+
+void take(Parser& parser, RemoteProcess::Identity& identity) {
   std::int32_t pid = 0;
   parser.take(identity.id);
   parser.take(pid);
@@ -83,7 +84,23 @@ RemoteProcess::Identity take_identity(Parser& parser) {
   parser.take_name(identity.host);
   parser.take_name(identity.address);
   identity.pid = pid;
-  return identity;
+}
+
+void take(Parser& parser, ConnectorResponse& response) {
+  parser.take(response.key);
+  parser.take(response.response);
+  take(parser, response.identity);
+}
+
+void take(Parser& parser, AcceptorConfirmation& confirmation) {
+  parser.take(confirmation.id);
+  parser.take(confirmation.confirmation);
+}
+
+void take(Parser& parser, Notice& notice) {
+  parser.take(notice.group_uid);
+  parser.take(notice.kind);
+  notice.text = parser.take_rest();
 }
 
 }  // namespace
@@ -137,46 +154,23 @@ std::string encode(const AcceptorConfirmation& confirmation) {
 
 std::string encode(const Notice& notice) {
   std::string body;
-  put(body, notice.group);
+  put(body, notice.group_uid);
   put(body, notice.kind);
   return encode(FrameKind::notice, body + notice.text);
 }
 
-Challenge decode_challenge(std::string_view body) {
-  Challenge challenge;
+template <class T>
+T decode(std::string_view body) {
+  T value;
   Parser parser(body);
-  parser.take(challenge.nonce);
+  take(parser, value);
   parser.expect_end();
-  return challenge;
+  return value;
 }
-
-ConnectorResponse decode_response(std::string_view body) {
-  ConnectorResponse response;
-  Parser parser(body);
-  parser.take(response.key);
-  parser.take(response.response);
-  response.identity = take_identity(parser);
-  parser.expect_end();
-  return response;
-}
-
-AcceptorConfirmation decode_confirmation(std::string_view body) {
-  AcceptorConfirmation confirmation;
-  Parser parser(body);
-  parser.take(confirmation.id);
-  parser.take(confirmation.confirmation);
-  parser.expect_end();
-  return confirmation;
-}
-
-Notice decode_notice(std::string_view body) {
-  Notice notice;
-  Parser parser(body);
-  parser.take(notice.group);
-  parser.take(notice.kind);
-  notice.text = parser.take_rest();
-  return notice;
-}
+template Challenge decode(std::string_view body);
+template ConnectorResponse decode(std::string_view body);
+template AcceptorConfirmation decode(std::string_view body);
+template Notice decode(std::string_view body);
 
 std::string handshake_context(const Digest& acceptor_id, const RemoteProcess::Identity& connector) {
   std::string context = "control";

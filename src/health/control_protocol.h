@@ -69,10 +69,9 @@ std::string encode(const Challenge& challenge);
 std::string encode(const ConnectorResponse& response);
 std::string encode(const AcceptorConfirmation& confirmation);
 std::string encode(const Notice& notice);
-Challenge decode_challenge(std::string_view body);
-ConnectorResponse decode_response(std::string_view body);
-AcceptorConfirmation decode_confirmation(std::string_view body);
-Notice decode_notice(std::string_view body);
+/// T is one of the four above.
+template <class T>
+T decode(std::string_view body);
 
 /// What both proofs cover besides the nonces. `acceptor_id` is the process that the connector means
 /// to reach: another process that knows the secret, but got the port of one that has died, must not

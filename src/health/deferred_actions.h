@@ -16,24 +16,24 @@ using OnNotice = std::function<void(const std::shared_ptr<RemoteProcess>& from, 
 
 class DeferredActions {
  public:
-  void add_notice(const std::shared_ptr<Peer>& from, Notice notice) {
+  void add_notice(const std::shared_ptr<RemotePeer>& from, Notice notice) {
     notices_.emplace_back(from, std::move(notice));
   }
-  /// Call with the mutex held: the peer counts as ended from now on.
-  void end(const std::shared_ptr<Peer>& peer, RemoteProcess::State state) {
-    peer->ended = true;
-    ended_.emplace_back(peer, state);
+  /// The peer has departed, died or become unreachable. Call with the mutex held.
+  void set_final_state(const std::shared_ptr<RemotePeer>& peer, RemoteProcess::State state) {
+    peer->has_final_state = true;
+    final_states_.emplace_back(peer, state);
   }
   /// Only the last warning is kept.
   void warn(std::string text) { warning_ = std::move(text); }
 
-  /// Delivers notices first, then sets states: a thread that sees that a peer has ended has got
-  /// its last notice.
+  /// Delivers notices first, then sets states: a thread that sees the final state of a peer has
+  /// got its last notice.
   void run(const OnNotice& on_notice) const;
 
  private:
-  std::vector<std::pair<std::shared_ptr<Peer>, Notice>> notices_;
-  std::vector<std::pair<std::shared_ptr<Peer>, RemoteProcess::State>> ended_;
+  std::vector<std::pair<std::shared_ptr<RemotePeer>, Notice>> notices_;
+  std::vector<std::pair<std::shared_ptr<RemotePeer>, RemoteProcess::State>> final_states_;
   std::string warning_;
 };
 

@@ -1,5 +1,5 @@
-// A process of this host, whose shared memory is mapped here: see heartbeat.h for how its death is
-// detected. A pidfd, watched by the monitor thread, is the fallback.
+// A process of this host, whose shared memory is mapped here: see process_page.h for how its death
+// is detected. A pidfd, watched by the monitor thread, is the fallback.
 #pragma once
 
 #include <linux/futex.h>
@@ -11,7 +11,7 @@
 
 #include "base/futex.h"
 #include "base/shared_memory.h"
-#include "health/heartbeat.h"
+#include "health/process_page.h"
 
 namespace tccl {
 
@@ -28,43 +28,43 @@ class LocalProcess {
   [[nodiscard]] std::string where() const;
 
   [[nodiscard]] bool died() const noexcept {
-    // Relaxed: a flag that orders nothing; set by mark_reaped().
-    return reaped_.load(std::memory_order_relaxed) || owner_died();
+    // Relaxed: a flag that orders nothing; set by mark_exited().
+    return exited_.load(std::memory_order_relaxed) || owner_died();
   }
   [[nodiscard]] bool has_departed() const noexcept {
     // Pairs with the release in Monitor::stop().
-    return heartbeat().departed.load(std::memory_order_acquire) != 0;
+    return page().departed.load(std::memory_order_acquire) != 0;
   }
-  [[nodiscard]] std::uint32_t beats() const noexcept {
+  [[nodiscard]] std::uint32_t heartbeats() const noexcept {
     // Relaxed: only changes of the counter matter; incremented in Monitor::main().
-    return heartbeat().beats.load(std::memory_order_relaxed);
+    return page().heartbeats.load(std::memory_order_relaxed);
   }
 
   /// Makes it look for messages for which it has posted no receive yet.
   void wake_progress_thread() const noexcept {
     // Pairs with the acquire load in the owner's progress thread.
-    heartbeat().progress_signal.fetch_add(1, std::memory_order_release);
-    futex_wake_all(heartbeat().progress_signal, FutexScope::shared);
+    page().progress_signal.fetch_add(1, std::memory_order_release);
+    futex_wake_all(page().progress_signal, FutexScope::shared);
   }
 
   /// The monitor thread saw in its pidfd that the process has exited.
-  void mark_reaped() noexcept { reaped_.store(true, std::memory_order_relaxed); }
+  void mark_exited() noexcept { exited_.store(true, std::memory_order_relaxed); }
 
  private:
-  [[nodiscard]] Heartbeat& heartbeat() const noexcept {
-    return *reinterpret_cast<Heartbeat*>(base());
+  [[nodiscard]] ProcessPage& page() const noexcept {
+    return *reinterpret_cast<ProcessPage*>(base());
   }
   [[nodiscard]] bool owner_died() const noexcept {
     // The futex word is the first member of glibc's mutex. The kernel writes FUTEX_OWNER_DIED;
     // acquire: what the process wrote before it died is visible.
-    const int word = __atomic_load_n(&heartbeat().alive.__data.__lock, __ATOMIC_ACQUIRE);
+    const int word = __atomic_load_n(&page().liveness_mutex.__data.__lock, __ATOMIC_ACQUIRE);
     return (static_cast<unsigned>(word) & FUTEX_OWNER_DIED) != 0;
   }
 
   std::shared_ptr<SharedMemory> memory_;
   std::string host_;
   int pid_;
-  std::atomic<bool> reaped_{false};
+  std::atomic<bool> exited_{false};
 };
 
 }  // namespace tccl

@@ -1,9 +1,9 @@
-// The monitor thread of a process: increments its Heartbeat, watches the pidfds of other processes,
-// and serves descriptors that must be served while no call is active (see control_plane.h). It
+// The monitor thread of a process: increments its heartbeat counter, watches the pidfds of other
+// processes, and handles events of descriptors while no call is active (see control_plane.h). It
 // never waits for a peer and never takes a lock that is held while waiting for one.
 //
-//   Monitor monitor(heartbeat, [&] { on_tick(); });
-//   auto service = monitor.serve(listener.get(), EPOLLIN, [&](std::uint32_t) { accept(); });
+//   Monitor monitor(page, [&] { on_heartbeat(); });
+//   auto id = monitor.watch_fd(listener.get(), EPOLLIN, [&](std::uint32_t) { accept(); });
 //
 // Thread safety: all methods may be called concurrently, but only one thread calls stop().
 #pragma once
@@ -24,21 +24,22 @@ namespace tccl {
 
 class Monitor {
  public:
-  /// `on_tick` runs on the monitor thread with every heartbeat and when a watched process exits.
-  Monitor(Heartbeat& heartbeat, std::function<void()> on_tick);
+  /// `on_heartbeat` runs on the monitor thread with every heartbeat and when a watched process
+  /// exits.
+  Monitor(ProcessPage& page, std::function<void()> on_heartbeat);
   ~Monitor() { stop(); }
 
   /// Watches a process until it exits, or until `process` is not in use any more.
-  void watch(const std::shared_ptr<LocalProcess>& process, Fd pidfd);
+  void watch_process(const std::shared_ptr<LocalProcess>& process, Fd pidfd);
 
   /// Calls `on_event` on the monitor thread whenever the descriptor has one of these epoll events.
-  /// It must neither block nor throw. Returns the number of the service.
-  std::uint64_t serve(int fd, std::uint32_t events, std::function<void(std::uint32_t)> on_event);
-  void change_service(std::uint64_t number, std::uint32_t events) noexcept;
+  /// It must neither block nor throw. Returns the id of this handler.
+  std::uint64_t watch_fd(int fd, std::uint32_t events, std::function<void(std::uint32_t)> on_event);
+  void change_events(std::uint64_t id, std::uint32_t events) noexcept;
   /// Call it before closing the descriptor. It waits for a running `on_event` (unless called from
   /// there), so the caller must hold no lock that `on_event` takes. Afterwards `on_event` does not
   /// run.
-  void end_service(std::uint64_t number) noexcept;
+  void unwatch_fd(std::uint64_t id) noexcept;
   [[nodiscard]] bool is_this_thread() const noexcept {
     return std::this_thread::get_id() == thread_id_;
   }
@@ -49,14 +50,14 @@ class Monitor {
  private:
   void main(std::promise<void> mutex_held);
   bool handle_events(int timeout_ms);
-  bool run_service(std::uint64_t number, std::uint32_t events);
-  void mark_exited(std::uint64_t number);
+  bool run_handler(std::uint64_t id, std::uint32_t events);
+  void mark_exited(std::uint64_t id);
   void drop_unused();
-  void end_watch(std::uint64_t number);
+  void unwatch_process(std::uint64_t id);
   void close_in_child() noexcept;
 
-  Heartbeat& heartbeat_;
-  std::function<void()> on_tick_;
+  ProcessPage& page_;
+  std::function<void()> on_heartbeat_;
   Fd epoll_;
   Fd wake_;
   struct Watched {
@@ -65,16 +66,16 @@ class Monitor {
   };
   std::mutex mutex_;  // guards watched_
   std::map<std::uint64_t, Watched> watched_;
-  struct Service {
+  struct EventHandler {
     int fd;
     std::function<void(std::uint32_t)> on_event;
   };
-  // Guards services_ and running_. Not held across fork(), so it may be taken under a lock that is.
-  std::mutex services_mutex_;
-  std::map<std::uint64_t, std::shared_ptr<Service>> services_;
-  std::uint64_t running_ = 0;  // the service whose callback is running
+  // Guards handlers_ and running_. Not held across fork(), so it may be taken under a lock that is.
+  std::mutex handlers_mutex_;
+  std::map<std::uint64_t, std::shared_ptr<EventHandler>> handlers_;
+  std::uint64_t running_ = 0;  // the handler whose callback is running
   std::condition_variable callback_ended_;
-  std::atomic<std::uint64_t> next_number_{1};  // of watched processes and services; relaxed
+  std::atomic<std::uint64_t> next_id_{1};  // of watched processes and handlers; relaxed
   std::atomic<bool> stopping_{false};
   std::thread::id thread_id_;  // written before the constructor returns; stop() changes thread_
   std::thread thread_;

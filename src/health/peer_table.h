@@ -15,8 +15,8 @@ namespace tccl::control {
 struct Connection;
 
 /// A RemoteProcess with the state of its connections.
-struct Peer final : RemoteProcess {
-  explicit Peer(Identity identity) : RemoteProcess(std::move(identity)) {}
+struct RemotePeer final : RemoteProcess {
+  explicit RemotePeer(Identity identity) : RemoteProcess(std::move(identity)) {}
   using RemoteProcess::note_heard;
   using RemoteProcess::set_state;
 
@@ -24,38 +24,33 @@ struct Peer final : RemoteProcess {
   std::string unsent;  // encoded notices that wait for the first authenticated connection
   /// Notices use the first one, so they stay in order.
   std::vector<Connection*> authenticated;
-  bool wanted = false;      // connect() or tell() was called
+  bool wanted = false;      // send_notice() was called
   bool connecting = false;  // this process has a connection to it that is not authenticated yet
-  bool ended = false;       // set_state() follows, after the notices received before
-  bool departed = false;    // it sent a departure on one of the connections
+  /// Departed, died or unreachable. set_state() follows, after the notices received before.
+  bool has_final_state = false;
+  bool departed = false;  // it sent a departure on one of the connections
   int failed_handshakes = 0;
 };
 
-/// The ControlPlane hands out Peers as RemoteProcesses.
-inline std::shared_ptr<Peer> as_peer(const std::shared_ptr<RemoteProcess>& process) {
-  return std::static_pointer_cast<Peer>(process);
+/// The ControlPlane hands out RemotePeers as RemoteProcesses.
+inline std::shared_ptr<RemotePeer> as_peer(const std::shared_ptr<RemoteProcess>& process) {
+  return std::static_pointer_cast<RemotePeer>(process);
 }
 
 class PeerTable {
  public:
-  /// Each add_secret() needs one remove_secret().
   void add_secret(const std::string& secret);
-  void remove_secret(const std::string& secret);
-  /// Null if the secret is not accepted (any more).
+  /// Null if the secret is not accepted.
   [[nodiscard]] const std::string* find_secret(const KeyId& key) const;
 
-  /// The Peer with this id, as long as it has not ended and is in use; else a new one.
-  std::shared_ptr<Peer> find_or_add(const RemoteProcess::Identity& identity);
+  /// The RemotePeer with this id, as long as it is alive and in use; else a new one.
+  std::shared_ptr<RemotePeer> find_or_add(const RemoteProcess::Identity& identity);
   /// The peers to which a connection is wanted. Forgets peers that are not in use any more.
-  std::vector<std::shared_ptr<Peer>> wanted();
+  std::vector<std::shared_ptr<RemotePeer>> wanted();
 
  private:
-  struct AcceptedSecret {
-    std::string secret;
-    int uses = 0;
-  };
-  std::map<KeyId, AcceptedSecret> secrets_;
-  std::map<Digest, std::weak_ptr<Peer>> peers_;
+  std::map<KeyId, std::string> secrets_;
+  std::map<Digest, std::weak_ptr<RemotePeer>> peers_;
 };
 
 }  // namespace tccl::control

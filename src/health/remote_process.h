@@ -65,7 +65,7 @@ class RemoteProcess {
 
 /// What one process tells another about a group that they share.
 struct Notice {
-  std::uint64_t group = 0;
+  std::uint64_t group_uid = 0;
   std::uint32_t kind = 0;
   std::string text;  // truncated to what fits into a frame, about 4 KiB
 };

@@ -15,13 +15,13 @@ namespace {
 /// Sets the floating-point control register to its default (round to nearest, keep denormals) and
 /// restores it. On one rank the operation may run on a user thread that flushes denormals, on
 /// another on a thread of the pool that does not; both must compute the same bits.
-class DefaultRounding {
+class DefaultFloatMode {
  public:
 #if defined(__SSE__)
-  DefaultRounding() : saved_(_mm_getcsr()) {
+  DefaultFloatMode() : saved_(_mm_getcsr()) {
     if (changed()) _mm_setcsr(kDefault);
   }
-  ~DefaultRounding() {
+  ~DefaultFloatMode() {
     if (changed()) _mm_setcsr(saved_);
   }
 
@@ -31,7 +31,7 @@ class DefaultRounding {
   [[nodiscard]] bool changed() const { return (saved_ & ~kFlags) != kDefault; }
   unsigned saved_;
 #else
-  DefaultRounding() {}
+  DefaultFloatMode() {}
 #endif
 };
 
@@ -45,7 +45,7 @@ const PackKernel& pack_kernel_for(WireFormat format) {
 void reduce(void* destination, std::span<const void* const> sources, std::size_t count, DType dtype,
             ReduceOp op, std::span<const double> factors, void* second_destination,
             std::size_t divisor) {
-  const DefaultRounding rounding;
+  const DefaultFloatMode float_mode;
   best_variant().reduce({destination, second_destination, sources.data(), sources.size(), count,
                          factors.data(), divisor != 0 ? divisor : sources.size(), dtype, op});
 }
@@ -68,7 +68,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
 std::size_t packed_bytes(WireFormat format, std::size_t count) {
   switch (format) {
     case WireFormat::by_setting:  // the caller has replaced it by the setting's format
-    case WireFormat::same:
+    case WireFormat::uncompressed:
       return count * sizeof(float);
     case WireFormat::bfloat16:
       return count * 2;
@@ -79,15 +79,15 @@ std::size_t packed_bytes(WireFormat format, std::size_t count) {
 }
 
 void pack(void* to, const float* from, std::size_t count, WireFormat format) {
-  if (format == WireFormat::same) return copy(to, from, count * sizeof(float));
-  const DefaultRounding rounding;
+  if (format == WireFormat::uncompressed) return copy(to, from, count * sizeof(float));
+  const DefaultFloatMode float_mode;
   pack_kernel_for(format).pack(static_cast<unsigned char*>(to),
                                reinterpret_cast<const unsigned char*>(from), count);
 }
 
 void unpack(float* to, const void* from, std::size_t count, WireFormat format) {
-  if (format == WireFormat::same) return copy(to, from, count * sizeof(float));
-  const DefaultRounding rounding;
+  if (format == WireFormat::uncompressed) return copy(to, from, count * sizeof(float));
+  const DefaultFloatMode float_mode;
   pack_kernel_for(format).unpack(reinterpret_cast<unsigned char*>(to),
                                  static_cast<const unsigned char*>(from), count);
 }

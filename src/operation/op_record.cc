@@ -15,7 +15,7 @@ WireFormat wire_format_of(const Operation& o, std::size_t elements, WireFormat d
   const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
                      (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum) &&
                      elements * sizeof(float) >= kMinPackedBytes;
-  if (!packs) return WireFormat::same;
+  if (!packs) return WireFormat::uncompressed;
   return o.wire_format == WireFormat::by_setting ? default_format : o.wire_format;
 }
 
@@ -34,7 +34,7 @@ void add_counts(const Blocks& blocks, OpRecord& record) {
 void set_counts(const Operation& o, OpRecord& record) {
   if (o.op == Op::allgatherv) return add_counts(o.out_blocks, record);
   if (o.op == Op::reduce_scatterv) return add_counts(o.in_blocks, record);
-  if (!counts_are_private(o.op)) record.count = o.count;
+  if (!has_per_rank_counts(o.op)) record.count = o.count;
 }
 
 }  // namespace
@@ -46,8 +46,8 @@ OpRecord record_of(const Operation& operation, int ranks, WireFormat default_for
   record.reduction = operation.reduction.op;
   record.factor = operation.reduction.factor;
   record.root = operation.root;
-  record.whole_count = operation.whole_count;
-  record.piece = operation.piece;
+  record.total_count = operation.total_count;
+  record.chunk_index = operation.chunk_index;
   set_counts(operation, record);
   // The count of a reduce_scatter is that of one rank.
   const int parts = record.op == Op::reduce_scatter ? ranks : 1;
@@ -64,7 +64,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   return z ^ (z >> 31);
 }
 
-std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
+std::uint64_t next_digest(std::uint64_t previous, const OpRecord& record) {
   std::uint64_t hash = mix(previous, record.sequence);
   hash = mix(hash, static_cast<std::uint64_t>(record.op) << 24 |
                        static_cast<std::uint64_t>(record.dtype) << 16 |
@@ -72,7 +72,7 @@ std::uint64_t chained(std::uint64_t previous, const OpRecord& record) {
   hash = mix(hash, std::uint64_t{static_cast<std::uint32_t>(record.root)} << 8 |
                        static_cast<std::uint64_t>(record.wire_format));
   hash = mix(hash, record.count);
-  if (record.whole_count != 0) hash = mix(mix(hash, record.whole_count), record.piece);
+  if (record.total_count != 0) hash = mix(mix(hash, record.total_count), record.chunk_index);
   return mix(hash, record.counts_hash);
 }
 
@@ -83,16 +83,17 @@ bool is_valid(const OpRecord& record) {
 
 std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   std::string text = formatted("{}(", name_of(record.op));
-  if (record.op != Op::barrier && !counts_are_private(record.op))
-    text += formatted("count {}{}, ", record.count, counts_are_shared(record.op) ? " in all" : "");
-  if (record.whole_count != 0)
-    text += formatted("chunk {} of {} elements, ", record.piece + 1, record.whole_count);
+  if (record.op != Op::barrier && !has_per_rank_counts(record.op))
+    text += formatted("count {}{}, ", record.count, has_shared_counts(record.op) ? " in all" : "");
+  if (record.total_count != 0)
+    text += formatted("chunk {} of a collective of {} elements, ", record.chunk_index + 1,
+                      record.total_count);
   if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);
   if (record.counts_hash != 0)
     text += formatted("hash of counts {:04x}, ", record.counts_hash & 0xffff);
-  if (record.wire_format != WireFormat::same)
+  if (record.wire_format != WireFormat::uncompressed)
     text += formatted("{} on the wire, ", name_of(record.wire_format));
   return text + formatted("algorithm {})", algorithm_name);
 }

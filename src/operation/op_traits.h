@@ -15,11 +15,11 @@ constexpr bool has_root(Op op) {
 }
 /// The v-collectives in which each rank passes counts of its own: algorithms compare them pair by
 /// pair, because they are not in the record.
-constexpr bool counts_are_private(Op op) {
+constexpr bool has_per_rank_counts(Op op) {
   return op == Op::gatherv || op == Op::scatterv || op == Op::alltoallv;
 }
 /// The v-collectives in which every rank passes the same counts.
-constexpr bool counts_are_shared(Op op) {
+constexpr bool has_shared_counts(Op op) {
   return op == Op::allgatherv || op == Op::reduce_scatterv;
 }
 constexpr bool is_point_to_point(Op op) { return op == Op::send || op == Op::recv; }

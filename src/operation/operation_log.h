@@ -2,7 +2,7 @@
 // that ranks of the same host compare their calls and error messages quote both sides.
 //
 //   log.append(record);        // by the executor, before the first step of the operation
-//   log.at(sequence).chain;    // by any rank of the host
+//   log.at(sequence).digest;    // by any rank of the host
 //
 // Thread safety: one writer. A reader sees a record once it has seen (acquire) a step or message of
 // that operation; the writer cannot be kLength operations ahead of a reader: see shm::kSlots.

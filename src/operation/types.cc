@@ -91,7 +91,7 @@ std::string_view name_of(WireFormat format) {
 }
 
 std::optional<WireFormat> wire_format_named(std::string_view name) {
-  for (const WireFormat format : {WireFormat::same, WireFormat::bfloat16, WireFormat::int8})
+  for (const WireFormat format : {WireFormat::uncompressed, WireFormat::bfloat16, WireFormat::int8})
     if (name == name_of(format)) return format;
   return std::nullopt;
 }

@@ -1,5 +1,5 @@
-// How many worker threads a rank has, and on which cores: from CCL_WORKER_COUNT,
-// CCL_WORKER_AFFINITY and the cores that the rank may use. Thread safety: pure functions.
+// How many worker threads a rank has, and on which CPUs: from CCL_WORKER_COUNT,
+// CCL_WORKER_AFFINITY and the CPUs that the rank may use. Thread safety: pure functions.
 #pragma once
 
 #include <string>
@@ -14,15 +14,15 @@ namespace tccl {
 struct LocalPlacement {
   int rank = 0;
   int ranks = 1;
-  int sharing = 1;         // how many of them, this one included, have the same affinity mask
-  std::vector<int> cores;  // that this rank may use
+  int ranks_on_same_cpus = 1;  // how many of them, this one included, have the same affinity mask
+  std::vector<int> cpus;       // that this rank may use
 };
 
-WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& place);
+WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& placement);
 
-/// Why the two settings contradict each other or the cores of the rank, in one line; empty if they
-/// do not. Worker cores outside the cores of the rank are not a contradiction: scripts reserve such
-/// cores for workers on purpose.
-std::string worker_settings_conflict(const Settings& settings, const LocalPlacement& place);
+/// Why the two settings contradict each other or the CPUs of the rank, in one line; empty if they
+/// do not. Worker CPUs outside the CPUs of the rank are not a contradiction: scripts reserve such
+/// CPUs for workers on purpose.
+std::string worker_settings_conflict(const Settings& settings, const LocalPlacement& placement);
 
 }  // namespace tccl

@@ -59,7 +59,7 @@ HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& ho
 
 StoreClient HostAgreement::client() const {
   return store_client_for(options_, [this] {
-    hooks_.on_poll();
+    hooks_.check_wait();
     throw_if_failure_published(store_client_for(options_, {}));
   });
 }
@@ -168,9 +168,9 @@ std::vector<PeerInfo> HostAgreement::decode_peer_infos(const std::vector<std::st
   return all;
 }
 
-void HostAgreement::commit(FunctionRef<void()> accept) {
+void HostAgreement::commit(FunctionRef<void()> apply) {
   const Status common =
-      contributing_to(Round::status, [&] { return agree_on_status(status_of(accept)); });
+      contributing_to(Round::status, [&] { return agree_on_status(status_of(apply)); });
   throw_if_failed(common);
 }
 

@@ -1,4 +1,4 @@
-// The agreement between the leaders of all hosts, in three rounds through the store.
+// The agreement between the coordinators of all hosts, in three rounds through the store.
 //
 //   HostAgreement hosts(options, host_map, hooks);
 //   std::string address = hosts.agree_on_address();                                 // addresses
@@ -30,7 +30,7 @@ class HostAgreement {
  public:
   struct Hooks {
     /// Called while waiting for other hosts; an exception ends the wait.
-    std::function<void()> on_poll;
+    std::function<void()> check_wait;
     /// Called before this host contributes its failure to a round: its own ranks learn it first.
     std::function<void(const Status&)> on_failure;
   };
@@ -43,8 +43,8 @@ class HostAgreement {
   /// `gather` returns the ranks of this host.
   Roster exchange_peer_infos(FunctionRef<std::vector<LocalPeer>()> gather);
 
-  /// `accept` is this host's last step. Returns if it succeeded on all hosts.
-  void commit(FunctionRef<void()> accept);
+  /// `apply` is this host's last step. Returns if it succeeded on all hosts.
+  void commit(FunctionRef<void()> apply);
 
  private:
   [[nodiscard]] StoreClient client() const;

@@ -13,18 +13,19 @@
 namespace tccl {
 namespace {
 
-constexpr const char* kLeadersKey = "leaders";
+constexpr const char* kCoordinatorsKey = "coordinators";
 constexpr const char* kFailureKey = "failure";
-constexpr const char* kLeaderRound = "leader";
+constexpr const char* kCoordinatorRound = "coordinator";
 
-HostLeaders read_host_leaders(const StoreClient& client, const RendezvousOptions& options) {
-  std::istringstream text(client.read(client.key(kLeadersKey)));
-  HostLeaders leaders;
-  for (int leader = 0; text >> leader;) leaders.push_back(leader);
-  if (leaders.size() != static_cast<std::size_t>(options.size))
+HostCoordinators read_host_coordinators(const StoreClient& client,
+                                        const RendezvousOptions& options) {
+  std::istringstream text(client.read(client.key(kCoordinatorsKey)));
+  HostCoordinators coordinators;
+  for (int coordinator = 0; text >> coordinator;) coordinators.push_back(coordinator);
+  if (coordinators.size() != static_cast<std::size_t>(options.size))
     throw init_error(options.group, Errc::mismatch,
                      "the ranks were given different sizes of the group");
-  return leaders;
+  return coordinators;
 }
 
 Fd open_event() {
@@ -35,23 +36,24 @@ Fd open_event() {
 
 }  // namespace
 
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> on_poll) {
+StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait) {
   const Digest digest = hmac_sha256(options.secret, "keys");
-  return {*options.store, to_hex(std::span(digest).first(8)), options.deadline, std::move(on_poll)};
+  return {*options.store, to_hex(std::span(digest).first(8)), options.deadline,
+          std::move(check_wait)};
 }
 
-void publish_host_leader(const StoreClient& client, const RendezvousOptions& options,
-                         int leader_rank) {
-  const std::vector<std::string> leaders =
-      store_gather(client, kLeaderRound, options.rank, options.size, std::to_string(leader_rank));
+void publish_host_coordinator(const StoreClient& client, const RendezvousOptions& options,
+                              int coordinator_rank) {
+  const std::vector<std::string> coordinators = store_gather(
+      client, kCoordinatorRound, options.rank, options.size, std::to_string(coordinator_rank));
   if (options.rank != 0) return;
   std::string text;
-  for (const std::string& leader : leaders) text += leader + " ";
-  client.store.set(client.key(kLeadersKey), text);
+  for (const std::string& coordinator : coordinators) text += coordinator + " ";
+  client.store.set(client.key(kCoordinatorsKey), text);
 }
 
-void remove_host_leaders(const StoreClient& client) noexcept {
-  remove_key(client.store, client.key(kLeadersKey));
+void remove_host_coordinators(const StoreClient& client) noexcept {
+  remove_key(client.store, client.key(kCoordinatorsKey));
 }
 
 void throw_if_failure_published(const StoreClient& client) {
@@ -85,23 +87,23 @@ HostDiscovery::~HostDiscovery() {
   if (thread_.joinable()) thread_.join();
 }
 
-HostLeaders HostDiscovery::result() {
+HostCoordinators HostDiscovery::result() {
   thread_.join();
   if (error_) std::rethrow_exception(error_);
-  return leaders_;
+  return coordinators_;
 }
 
 void HostDiscovery::run(const RendezvousOptions& options) {
   try {
     WaitingMark waiting(*options.store, options.rank);
     StoreClient client = store_client_for(options, {});
-    client.on_poll = [this, &client, &waiting] {
+    client.check_wait = [this, &client, &waiting] {
       if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
       waiting.set();
       throw_if_failure_published(client);
     };
-    publish_host_leader(client, options, options.rank);
-    leaders_ = read_host_leaders(client, options);
+    publish_host_coordinator(client, options, options.rank);
+    coordinators_ = read_host_coordinators(client, options);
   } catch (...) {
     error_ = std::current_exception();
   }

@@ -1,7 +1,7 @@
-// Which ranks share a host: every rank publishes in the store which rank leads its host, and the
-// leaders read that table.
+// Which ranks share a host: every rank publishes in the store which rank coordinates its host, and
+// the coordinators read that table.
 //
-//   HostDiscovery discovery(options);                       // on the leader of a host
+//   HostDiscovery discovery(options);                       // on the coordinator of a host
 //   while (!discovery.is_done()) server.poll(discovery.fd());
 //   HostMap host_map(discovery.result());
 //
@@ -21,18 +21,18 @@
 
 namespace tccl {
 
-/// By rank: the rank that leads its host.
-using HostLeaders = std::vector<int>;
+/// By rank: the rank that coordinates its host.
+using HostCoordinators = std::vector<int>;
 
 /// The keys of one rendezvous: their prefix comes from the secret, so a later one on the same store
 /// has other keys.
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> on_poll);
+StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait);
 
 /// Called by every rank.
-void publish_host_leader(const StoreClient& client, const RendezvousOptions& options,
-                         int leader_rank);
-/// Called once, when the leaders of all hosts have read the table.
-void remove_host_leaders(const StoreClient& client) noexcept;
+void publish_host_coordinator(const StoreClient& client, const RendezvousOptions& options,
+                              int coordinator_rank);
+/// Called once, when the coordinators of all hosts have read the table.
+void remove_host_coordinators(const StoreClient& client) noexcept;
 
 /// Fails the rendezvous for ranks that join later and for hosts that wait for this one.
 void publish_failure(const StoreClient& client, const Status& status);
@@ -40,9 +40,9 @@ void publish_failure(const StoreClient& client, const Status& status);
 void try_publish_failure(const RendezvousOptions& options, const Status& status) noexcept;
 void throw_if_failure_published(const StoreClient& client);
 
-/// Publishes this leader and reads the table on a thread of its own, while the caller serves the
-/// connections of its host: their ranks can publish only after their handshake. Its methods are for
-/// one thread.
+/// Publishes this coordinator and reads the table on a thread of its own, while the caller serves
+/// the connections of its host: their ranks can publish only after their handshake. Its methods are
+/// for one thread.
 class HostDiscovery {
  public:
   explicit HostDiscovery(const RendezvousOptions& options);
@@ -56,7 +56,7 @@ class HostDiscovery {
     return done_.load(std::memory_order_acquire);  // pairs with the release in run()
   }
   /// Throws what the thread threw. Call once, when done.
-  HostLeaders result();
+  HostCoordinators result();
 
  private:
   void run(const RendezvousOptions& options);
@@ -64,7 +64,7 @@ class HostDiscovery {
   Fd done_event_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> done_{false};
-  HostLeaders leaders_;
+  HostCoordinators coordinators_;
   std::exception_ptr error_;
   std::thread thread_;
 };

@@ -163,9 +163,12 @@ std::vector<std::string> usable_addresses(std::span<const Interface> interfaces,
       if (each.name.starts_with(prefix)) append_unique(addresses, each.address);
   if (!addresses.empty()) return addresses;
   throw Error(Errc::invalid_argument,
-              formatted("CCL_SOCKET_IFNAME=\"{}\": no matching interface is up and has an address "
-                        "that other hosts can reach; interfaces of this host: {}",
-                        filter.text, describe(interfaces)));
+              formatted("{} interface is up and has an address that other hosts can reach; "
+                        "interfaces of this host: {}",
+                        filter.text.empty()
+                            ? "no"
+                            : formatted("CCL_SOCKET_IFNAME=\"{}\": no matching", filter.text),
+                        describe(interfaces)));
 }
 
 AddressOffer own_addresses(const std::string& store_host, const InterfaceFilter& filter) {

@@ -18,22 +18,22 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The leader waits for other ranks until options.deadline and then reports who is missing: its
-/// members wait a little longer for that report.
+/// The coordinator waits for other ranks until options.deadline and then reports who is missing:
+/// its members wait a little longer for that report.
 constexpr milliseconds kReportGrace{2000};
 
-/// Throws Error{timeout} at the deadline. `on_poll` runs every interrupt period.
-template <class OnPoll>
+/// Throws Error{timeout} at the deadline. `check_wait` runs every interrupt period.
+template <class CheckWait>
 void wait_readable_until(int socket, Deadline deadline, const RendezvousOptions& options,
-                         const OnPoll& on_poll) {
+                         const CheckWait& check_wait) {
   while (!wait_readable(socket, std::min(deadline, Clock::now() + kInterruptPeriod))) {
-    if (options.poll_interrupt) options.poll_interrupt();
-    on_poll();
+    if (options.check_interrupt) options.check_interrupt();
+    check_wait();
     if (Clock::now() >= deadline) throw Error(Errc::timeout, "no answer before the timeout");
   }
 }
 
-/// The leader's rank. Throws Error{peer_lost} if it left.
+/// The coordinator's rank. Throws Error{peer_lost} if it has exited.
 int authenticate(int socket, const RendezvousOptions& options) {
   const auto do_nothing = [] {};
   wait_readable_until(socket, options.deadline, options, do_nothing);
@@ -48,10 +48,10 @@ int authenticate(int socket, const RendezvousOptions& options) {
     throw init_error(options.group, Errc::system,
                      "the process that listens on the rendezvous socket does not know the group's "
                      "secret");
-  return reply.leader_rank;
+  return reply.coordinator_rank;
 }
 
-/// Reads on if the leader sent the reason of its failure before it closed the connection.
+/// Reads on if the coordinator sent the reason of its failure before it closed the connection.
 void throw_pending_status(int socket) {
   while (wait_readable(socket, Clock::now())) {
     throw_if_status(socket, Clock::now());
@@ -62,20 +62,20 @@ void throw_pending_status(int socket) {
 
 }  // namespace
 
-LocalClient::LocalClient(const RendezvousOptions& options, Fd socket, int leader_rank)
+LocalClient::LocalClient(const RendezvousOptions& options, Fd socket, int coordinator_rank)
     : options_(&options),
       socket_(std::move(socket)),
-      leader_rank_(leader_rank),
+      coordinator_rank_(coordinator_rank),
       deadline_(deadline_after(time_left(options.deadline) + kReportGrace)) {}
 
 std::optional<LocalClient> LocalClient::connect(const RendezvousOptions& options) {
   Fd socket = connect_to(rendezvous_socket_name(options.secret));
   if (!socket) return std::nullopt;
   try {
-    const int leader_rank = authenticate(socket.get(), options);
-    return LocalClient(options, std::move(socket), leader_rank);
+    const int coordinator_rank = authenticate(socket.get(), options);
+    return LocalClient(options, std::move(socket), coordinator_rank);
   } catch (const Error& error) {
-    // A leader that failed sends a Status, which names ranks; one that merely left does not.
+    // A coordinator that failed sends a Status, which names ranks; one that merely exited does not.
     if (error.code() != Errc::peer_lost || !error.ranks().empty()) throw;
     return std::nullopt;
   }
@@ -90,21 +90,21 @@ void LocalClient::join(int memory_fd, int pid_fd) {
         error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
     if (!socket_failed) throw;
     throw_pending_status(socket_.get());
-    const Error reason =
-        init_error(options_->group, error.code(),
-                   formatted("rank {} (host {}), the leader of its host, left before the group was "
-                             "formed: {}",
-                             leader_rank_, host_name(), error.what()),
-                   {leader_rank_});
-    // The other hosts wait for what the leader has not published.
+    const Error reason = init_error(
+        options_->group, error.code(),
+        formatted("rank {} (host {}), the coordinator of its host, left before the group was "
+                  "formed: {}",
+                  coordinator_rank_, host_name(), error.what()),
+        {coordinator_rank_});
+    // The other hosts wait for what the coordinator has not published.
     try_publish_failure(*options_, failure_status(reason));
     throw reason;
   }
 }
 
 void LocalClient::exchange(int memory_fd, int pid_fd) {
-  send_peer_info(receive_config(), memory_fd, pid_fd);
-  accept(receive_roster());
+  send_peer_info(receive_host_address(), memory_fd, pid_fd);
+  apply_roster(receive_roster());
   wait_for_packet();
   throw_if_failed(receive_packet<Status>(socket_.get(), deadline_));
 }
@@ -113,27 +113,27 @@ void LocalClient::wait_for_packet() const {
   wait_readable_until(socket_.get(), deadline_, *options_, [] {});
 }
 
-/// Also publishes which rank leads this host; until the configuration arrives, this rank waits for
+/// Also publishes which rank coordinates this host; until the address arrives, this rank waits for
 /// ranks of all hosts.
-HostConfig LocalClient::receive_config() {
+HostAddress LocalClient::receive_host_address() {
   WaitingMark waiting(*options_->store, options_->rank);
   StoreClient client = store_client_for(*options_, [&] {
-    if (options_->poll_interrupt) options_->poll_interrupt();
+    if (options_->check_interrupt) options_->check_interrupt();
     waiting.set();
     if (wait_readable(socket_.get(), Clock::now())) throw_if_status(socket_.get(), deadline_);
   });
   client.deadline = deadline_;
-  publish_host_leader(client, *options_, leader_rank_);
+  publish_host_coordinator(client, *options_, coordinator_rank_);
   wait_readable_until(socket_.get(), deadline_, *options_, [&] { waiting.set(); });
   throw_if_status(socket_.get(), deadline_);
-  return receive_packet<HostConfig>(socket_.get(), deadline_);
+  return receive_packet<HostAddress>(socket_.get(), deadline_);
 }
 
-void LocalClient::send_peer_info(const HostConfig& config, int memory_fd, int pid_fd) {
+void LocalClient::send_peer_info(const HostAddress& host_address, int memory_fd, int pid_fd) {
   std::vector<int> fds{memory_fd};
   if (pid_fd >= 0) fds.push_back(pid_fd);
   report_failure([&] {
-    send_packet(socket_.get(), options_->make_peer_info(config.address), deadline_, fds);
+    send_packet(socket_.get(), options_->make_peer_info(host_address.address), deadline_, fds);
   });
 }
 
@@ -154,12 +154,12 @@ Roster LocalClient::receive_roster() const {
   return roster;
 }
 
-void LocalClient::accept(const Roster& roster) const {
-  report_failure([&] { options_->accept(roster); });
+void LocalClient::apply_roster(const Roster& roster) const {
+  report_failure([&] { options_->apply_roster(roster); });
   send_packet(socket_.get(), Status{}, deadline_);
 }
 
-/// Sends the leader the reason if `action` throws.
+/// Sends the coordinator the reason if `action` throws.
 template <class Action>
 void LocalClient::report_failure(const Action& action) const {
   try {

@@ -1,4 +1,5 @@
-// The side of the ranks that connect to the leader of their host: see packets.h for the protocol.
+// The side of the ranks that connect to the coordinator of their host: see packets.h for the
+// protocol.
 //
 //   if (auto client = LocalClient::connect(options)) client->join(memory_fd, pid_fd);
 //
@@ -16,28 +17,28 @@ namespace tccl {
 
 class LocalClient {
  public:
-  /// Connects and authenticates. None if no leader listens (yet), or if it left meanwhile: then
-  /// another rank may become the leader.
+  /// Connects and authenticates. None if no coordinator listens (yet), or if it has exited
+  /// meanwhile: then another rank may become the coordinator.
   static std::optional<LocalClient> connect(const RendezvousOptions& options);
 
-  /// All steps of a member: calls options.accept() and returns once the group is formed.
+  /// All steps of a member: calls options.apply_roster() and returns once the group is formed.
   void join(int memory_fd, int pid_fd);
 
  private:
-  LocalClient(const RendezvousOptions& options, Fd socket, int leader_rank);
+  LocalClient(const RendezvousOptions& options, Fd socket, int coordinator_rank);
 
   void exchange(int memory_fd, int pid_fd);
   void wait_for_packet() const;
-  HostConfig receive_config();
-  void send_peer_info(const HostConfig& config, int memory_fd, int pid_fd);
+  HostAddress receive_host_address();
+  void send_peer_info(const HostAddress& host_address, int memory_fd, int pid_fd);
   [[nodiscard]] Roster receive_roster() const;
-  void accept(const Roster& roster) const;
+  void apply_roster(const Roster& roster) const;
   template <class Action>
   void report_failure(const Action& action) const;
 
   const RendezvousOptions* options_;
   Fd socket_;
-  int leader_rank_;
+  int coordinator_rank_;
   Deadline deadline_;
 };
 

@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kHandshakeTimeout{2000};
+constexpr milliseconds kLocalHandshakeTimeout{2000};
 /// Any user of the machine may connect to an abstract socket: connections that do not authenticate
 /// themselves must not exhaust the descriptors and so keep the ranks out.
 constexpr std::size_t kMaxUnauthenticated = 64;
@@ -60,7 +60,7 @@ LocalServer::LocalServer(const RendezvousOptions& options, Fd listener)
 
 void LocalServer::poll(int other_fd) {
   if (Clock::now() >= options_.deadline) throw missing_ranks_timeout(options_, joined_ranks());
-  if (options_.poll_interrupt) options_.poll_interrupt();
+  if (options_.check_interrupt) options_.check_interrupt();
   poll_once(other_fd, std::min(options_.deadline, Clock::now() + kInterruptPeriod));
   drop_unauthenticated();
 }
@@ -86,7 +86,7 @@ void LocalServer::accept_connection() {
   }
   Connection connection{.socket = std::move(socket),
                         .challenge = make_challenge(),
-                        .handshake_deadline = deadline_after(kHandshakeTimeout),
+                        .handshake_deadline = deadline_after(kLocalHandshakeTimeout),
                         .peer = {}};
   try {
     send_packet(connection.socket.get(), connection.challenge, connection.handshake_deadline);
@@ -184,10 +184,11 @@ Error LocalServer::lost_error(const Connection& connection, const std::string& r
 
 std::vector<LocalPeer> LocalServer::gather_peer_infos(const HostMap& host_map,
                                                       const std::string& address) {
-  HostConfig config{};
-  std::strncpy(config.address, address.c_str(), sizeof config.address - 1);
+  HostAddress host_address{};
+  std::strncpy(host_address.address, address.c_str(), sizeof host_address.address - 1);
   for (const Connection& connection : connections_)
-    if (connection.authenticated) send_packet(connection.socket.get(), config, options_.deadline);
+    if (connection.authenticated)
+      send_packet(connection.socket.get(), host_address, options_.deadline);
   self_ = options_.make_peer_info(address);
   self_.host_index = host_map.host_of(self_.rank);
   while (received_peer_infos() + 1 < host_map.local_size(self_.host_index)) poll(/*other_fd=*/-1);
@@ -215,17 +216,15 @@ void LocalServer::receive_peer_info(Connection& connection) {
   LocalPeer peer;
   try {
     if (connection.peer) throw Error(Errc::peer_lost, "it closed its connection");
-    throw_if_status(socket, Clock::now());
+    throw_if_reported(connection);
     std::vector<Fd> fds;
     peer.peer_info = receive_packet<PeerInfo>(socket, Clock::now(), &fds);
     if (fds.empty()) throw Error(Errc::system, "received a PeerInfo without shared memory");
     peer.memory = std::move(fds[0]);
     if (fds.size() > 1) peer.process = std::move(fds[1]);
   } catch (const Error& error) {
-    // The rank has reported why it fails and exits now: check_connections() must not report it as
-    // lost while the other hosts are told the reason.
-    connection.socket.reset();
     if (error.code() != Errc::peer_lost || !error.ranks().empty()) throw;
+    connection.socket.reset();  // check_connections() must not report it once more
     throw lost_error(connection, error.what());
   }
   peer.peer_info.host_index = self_.host_index;
@@ -233,10 +232,21 @@ void LocalServer::receive_peer_info(Connection& connection) {
   connection.peer = std::move(peer);
 }
 
+/// Throws the failure that the rank sent instead of its PeerInfo. The rank exits then:
+/// check_connections() must not report it as lost while the other hosts get its reason.
+void LocalServer::throw_if_reported(Connection& connection) {
+  try {
+    throw_if_status(connection.socket.get(), Clock::now());
+  } catch (const Error&) {
+    connection.socket.reset();
+    throw;
+  }
+}
+
 // ---- roster and outcome ----
 
 void LocalServer::distribute(const Roster& roster, int memory_fd, int pid_fd) {
-  options_.accept(roster);
+  options_.apply_roster(roster);
   // One connection at a time: the kernel limits the number of descriptors in flight.
   for (const Connection& connection : connections_) {
     if (!connection.peer) continue;
@@ -267,7 +277,7 @@ void LocalServer::announce(const Status& status) noexcept {
   for (const Connection& connection : connections_) {
     if (!connection.authenticated) continue;
     try {
-      send_packet(connection.socket.get(), status, deadline_after(kHandshakeTimeout));
+      send_packet(connection.socket.get(), status, deadline_after(kLocalHandshakeTimeout));
     } catch (const std::exception&) {
       // The rank has closed its connection and needs no status.
     }

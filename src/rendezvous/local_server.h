@@ -1,5 +1,5 @@
-// The leader's side of the handshake on a host: accepts the other ranks, collects their PeerInfos
-// and descriptors, and distributes the roster.
+// The coordinator's side of the handshake on a host: accepts the other ranks, collects their
+// PeerInfos and descriptors, and distributes the roster.
 //
 //   LocalServer server(options, std::move(listener));
 //   while (!discovery.is_done()) server.poll(discovery.fd());
@@ -34,7 +34,7 @@ class LocalServer {
   /// The PeerInfos and descriptors of the ranks of this host, in order.
   std::vector<LocalPeer> gather_peer_infos(const HostMap& host_map, const std::string& address);
 
-  /// Calls options.accept() here and on all ranks of this host. Throws if one of them fails.
+  /// Calls options.apply_roster() here and on all ranks of this host. Throws if one of them fails.
   void distribute(const Roster& roster, int memory_fd, int pid_fd);
 
   /// Sends the outcome to all ranks of this host. Only the first call has an effect.
@@ -64,6 +64,7 @@ class LocalServer {
   void authenticate(Connection& connection);
   void check_rank(const Connection& connection) const;
   void receive_peer_info(Connection& connection);
+  static void throw_if_reported(Connection& connection);
   [[nodiscard]] int received_peer_infos() const;
   [[nodiscard]] std::vector<LocalPeer> take_local_peers();
   void send_roster(const Connection& connection, const Roster& roster, int memory_fd,

@@ -24,7 +24,7 @@ void throw_if_failed(const Status& status) {
 }
 
 void throw_if_status(int socket, Deadline deadline) {
-  static_assert(sizeof(Status) != sizeof(PeerInfo) && sizeof(Status) != sizeof(HostConfig) &&
+  static_assert(sizeof(Status) != sizeof(PeerInfo) && sizeof(Status) != sizeof(HostAddress) &&
                     sizeof(Status) != sizeof(JoinReply),
                 "a packet is recognised by its size");
   if (next_packet_bytes(socket) == sizeof(Status))

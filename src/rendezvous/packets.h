@@ -1,17 +1,17 @@
 // The packets that the ranks of one host exchange over the rendezvous socket, besides PeerInfo.
 // Sent as bytes between processes of one build.
 //
-//   leader                                     member
+//   coordinator                                member
 //     Challenge                          ->
 //                                        <-      JoinRequest
 //     JoinReply                          ->
-//     HostConfig                         ->                    once the hosts are known
+//     HostAddress                        ->                    once the hosts are known
 //                                        <-      PeerInfo (+ descriptors), or a failed Status
 //     PeerInfo x ranks (+ descriptors)   ->
-//                                        <-      Status        has it accepted the roster?
+//                                        <-      Status        has it applied the roster?
 //     Status                             ->                    the outcome, the same for all
 //
-// The leader may send a failed Status instead of any packet after JoinRequest.
+// The coordinator may send a failed Status instead of any packet after JoinRequest.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +37,10 @@ struct JoinRequest {
 
 struct JoinReply {
   Confirmation confirmation;
-  std::int32_t leader_rank;
+  std::int32_t coordinator_rank;
 };
 
-struct HostConfig {
+struct HostAddress {
   char address[64];  // that this host advertises to the others; empty if there are none
 };
 

@@ -24,12 +24,12 @@ struct PeerInfo {
   std::uint64_t chunk_bytes = 0;    // settings that determine the layout of the region
   std::uint64_t eager_bytes = 0;
   std::uint64_t staging_bytes = 0;
-  std::uint64_t cores_digest = 0;  // of the cores it may use: ranks with equal digests share them
+  std::uint64_t cpus_digest = 0;  // of its affinity mask: ranks with equal digests share their CPUs
   char host[64] = {};
   // --- for other hosts; unused on a single host ---
   std::int32_t host_index = 0;  // hosts are numbered in the order of their first ranks
   std::uint32_t wire_format = 0;
-  std::uint32_t group_id = 0;  // that messages to this rank carry
+  std::uint32_t group_tag = 0;  // in the tags of messages to this rank
   std::uint16_t control_port = 0;
   std::uint16_t fabric_address_bytes = 0;
   char control_address[64] = {};

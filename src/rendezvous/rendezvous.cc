@@ -17,12 +17,12 @@
 namespace tccl {
 namespace {
 
-void accept_single_rank(const RendezvousOptions& options) {
+void form_single_rank_group(const RendezvousOptions& options) {
   Roster roster;
   roster.local.resize(1);
   roster.local.front().peer_info = options.make_peer_info(/*address=*/"");
   roster.all.push_back(roster.local.front().peer_info);
-  options.accept(roster);
+  options.apply_roster(roster);
 }
 
 HostMap discover_hosts(const RendezvousOptions& options, LocalServer& server) {
@@ -43,19 +43,21 @@ Roster gather_single_host(LocalServer& server, const HostMap& host_map) {
   return roster;
 }
 
-/// The steps of a leader once it knows the hosts. One host needs no agreement through the store.
+/// The steps of a coordinator once it knows the hosts. One host needs no agreement through the
+/// store.
 void form_group(const RendezvousOptions& options, LocalServer& server, const HostMap& host_map,
                 int memory_fd, int pid_fd) {
   const auto distribute = [&](const Roster& roster) {
-    if (host_map.host_of(options.rank) == 0) remove_host_leaders(store_client_for(options, {}));
+    if (host_map.host_of(options.rank) == 0)
+      remove_host_coordinators(store_client_for(options, {}));
     server.distribute(roster, memory_fd, pid_fd);
   };
   if (host_map.hosts() == 1) return distribute(gather_single_host(server, host_map));
   const auto poll = [&] {
-    if (options.poll_interrupt) options.poll_interrupt();
+    if (options.check_interrupt) options.check_interrupt();
     server.check_connections();
   };
-  HostAgreement hosts(options, host_map, {.on_poll = poll, .on_failure = [&](const Status& s) {
+  HostAgreement hosts(options, host_map, {.check_wait = poll, .on_failure = [&](const Status& s) {
                                             server.announce(s);
                                           }});
   const std::string address = hosts.agree_on_address();
@@ -65,7 +67,7 @@ void form_group(const RendezvousOptions& options, LocalServer& server, const Hos
 }
 
 /// The steps of the rank that bound the rendezvous socket of its host.
-void lead(const RendezvousOptions& options, Fd listener, int memory_fd, int pid_fd) {
+void coordinate(const RendezvousOptions& options, Fd listener, int memory_fd, int pid_fd) {
   LocalServer server(options, std::move(listener));
   std::optional<HostMap> host_map;
   try {
@@ -90,13 +92,13 @@ std::string host_name() {
 }
 
 void rendezvous(const RendezvousOptions& options, int memory_fd, int pid_fd) {
-  if (options.size == 1) return accept_single_rank(options);
+  if (options.size == 1) return form_single_rank_group(options);
   while (Clock::now() < options.deadline) {
-    if (options.poll_interrupt) options.poll_interrupt();
+    if (options.check_interrupt) options.check_interrupt();
     if (Fd listener = listen_on(rendezvous_socket_name(options.secret)))
-      return lead(options, std::move(listener), memory_fd, pid_fd);
+      return coordinate(options, std::move(listener), memory_fd, pid_fd);
     if (auto client = LocalClient::connect(options)) return client->join(memory_fd, pid_fd);
-    // The leader is between bind() and listen(), or it has just left.
+    // The coordinator is between bind() and listen(), or it has just exited.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw init_timeout(options, "no rank of this host accepts connections on the rendezvous socket",

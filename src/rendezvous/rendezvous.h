@@ -2,19 +2,20 @@
 //
 //   RendezvousOptions options{.store = &store, .group = "world", .rank = 0, .size = 4, ...};
 //   options.secret = agree_on_secret(options, settings.secret_file);        // secret.h
-//   rendezvous(options, shared_memory.fd(), pidfd);   // calls options.accept(roster) on every rank
+//   rendezvous(options, shared_memory.fd(), pidfd);   // every rank: options.apply_roster(roster)
 //
 // 1. Local: all ranks of a host try to bind the same abstract Unix socket. One succeeds, becomes
-//    the leader of its host and accepts the others. Connecting proves that ranks share a host: an
-//    abstract name is visible in one network namespace only. Abstract sockets have no permissions,
-//    so a challenge-response handshake precedes any file descriptor. (local_server.h,
+//    the coordinator of its host and accepts the others. Connecting proves that ranks share a host:
+//    an abstract name is visible in one network namespace only. Abstract sockets have no
+//    permissions, so a challenge-response handshake precedes any file descriptor. (local_server.h,
 //    local_client.h)
-// 2. Discovery: the ranks publish in the store which rank leads their host. (host_discovery.h)
-// 3. Global: the leaders exchange addresses and the PeerInfos of their ranks through the store.
-//    (host_agreement.h)
-// 4. Commit: the group exists once every rank has accepted the roster, that is, has mapped its
-//    local peers' memory; a failure on one rank fails all. Then the sockets are closed and the
-//    store keys removed.
+// 2. Discovery: the ranks publish in the store which rank coordinates their host.
+//    (host_discovery.h)
+// 3. Global: the coordinators exchange addresses and the PeerInfos of their ranks through the
+//    store. (host_agreement.h)
+// 4. Commit: the group exists once every rank has applied the roster, that is, has mapped its local
+//    peers' memory; a failure on one rank fails all. Then the sockets are closed and the store keys
+//    removed.
 // Thread safety: call from one thread per group.
 #pragma once
 
@@ -56,8 +57,8 @@ struct RendezvousOptions {
   std::function<PeerInfo(const std::string& address)> make_peer_info;
   /// Maps the memory of all local peers. Called on every rank before rendezvous() returns; if it
   /// throws on one rank, rendezvous() throws on all.
-  std::function<void(const Roster&)> accept;
-  std::function<void()> poll_interrupt;  // may be empty; see Context::Options
+  std::function<void(const Roster&)> apply_roster;
+  std::function<void()> check_interrupt;  // may be empty; see Context::Options
 };
 
 /// Throws the same error on every rank: Error{timeout} names the missing ranks, Error{mismatch}

@@ -20,7 +20,7 @@ void remove_rendezvous_keys(Store& store, int rank) noexcept;
 /// stay: the error messages of other ranks need them.
 void remove_failed_rendezvous_keys(Store& store, int rank) noexcept;
 
-/// Name of the abstract Unix socket on which the leader of a host accepts the other ranks.
+/// Name of the abstract Unix socket on which the coordinator of a host accepts the other ranks.
 std::string rendezvous_socket_name(const std::string& secret);
 
 }  // namespace tccl

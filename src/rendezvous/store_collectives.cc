@@ -87,7 +87,7 @@ std::string StoreClient::read(const std::string& key) const {
     } catch (const Error& error) {
       if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
     }
-    if (on_poll) on_poll();
+    if (check_wait) check_wait();
   }
 }
 

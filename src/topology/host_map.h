@@ -42,9 +42,9 @@ class HostMap {
   }
   [[nodiscard]] int local_size(int host) const { return static_cast<int>(ranks_of(host).size()); }
   [[nodiscard]] bool same_host(int a, int b) const { return host_of(a) == host_of(b); }
-  /// The rank of `host` that communicates with ranks of other hosts that have this local rank:
-  /// the same local rank, modulo the size of `host`.
-  [[nodiscard]] int counterpart(int host, int local_rank) const {
+  /// The rail peer, on `host`, of ranks of other hosts with this local rank: the rank with the same
+  /// local rank, modulo the size of `host`.
+  [[nodiscard]] int rail_peer(int host, int local_rank) const {
     return ranks_of(host)[static_cast<std::size_t>(local_rank % local_size(host))];
   }
   /// Ranks of the smallest and of the largest host.

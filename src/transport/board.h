@@ -27,18 +27,19 @@ namespace tccl {
 
 class Board {
  public:
-  /// Payloads up to this size are stored in the step's cache line, next to the position word.
-  static constexpr std::size_t kLineBytes = 48;
+  /// Payloads up to this size are stored in the cache line of the step's header, next to the
+  /// position word.
+  static constexpr std::size_t kInlineBytes = 48;
 
   /// Each slot has two areas, because a step of two_shot publishes new input and an earlier result.
   template <class Byte>
   struct BasicSlot {
-    Byte* line;
+    Byte* inline_data;
     Byte* input;
     Byte* result;
     /// Where an input of this size is. The writer and its readers must pass the same size.
     [[nodiscard]] Byte* input_of(std::size_t bytes) const {
-      return bytes <= kLineBytes ? line : input;
+      return bytes <= kInlineBytes ? inline_data : input;
     }
   };
   using Slot = BasicSlot<std::byte>;
@@ -53,11 +54,12 @@ class Board {
 
   virtual Slot open_step() = 0;
   virtual void post() = 0;
-  /// Waits for step `step` of `peer`. Here steps are numbered from 0 in each operation.
+  /// Waits for a step of `peer`. A step is numbered from 0 in each operation; a global step, which
+  /// only transport/shm knows, through all operations of the group.
   virtual PeerSlot await(int peer, std::uint32_t step) = 0;
 
   /// Makes the next step number 0 for await(). All ranks call it at the same step.
-  virtual void count_from_here() = 0;
+  virtual void reset_step_numbers() = 0;
 
   // --- zero-copy: memory that peers have mapped (Context::allocate) ---
   /// The offset of memory in its owner's shared memory; 0 for memory that peers have not mapped.
@@ -69,16 +71,16 @@ class Board {
   [[nodiscard]] virtual std::byte* at(int peer, Offset offset) const = 0;
   /// Lets `reader` (or kEveryone) read this memory in place instead of a slot. Returns 0 if peers
   /// have not mapped it. Each reader must call read_in_place() in the same operation; the operation
-  /// ends on this rank when all readers have ended it.
+  /// ends on this rank when it has ended on all readers.
   virtual Offset publish_in_place(const void* memory, std::size_t bytes, int reader) = 0;
   virtual const std::byte* read_in_place(int peer, Offset offset) = 0;
-  /// From the next post() to the end of the operation, peers may write to this memory. If the
-  /// operation fails, later writes of peers are discarded.
-  virtual void open_window(std::byte* memory, std::size_t bytes) = 0;
-  virtual void close_window() = 0;
+  /// Peers write to this memory from the next post() to the end of the operation. If the operation
+  /// fails, their later writes are discarded.
+  virtual void declare_peer_written(std::byte* memory, std::size_t bytes) = 0;
+  virtual void clear_peer_written() = 0;
   /// Throws if the group is marked as failed: then a peer may have changed the memory that it
   /// published. Does not check whether processes are alive.
-  virtual void check_alive() const = 0;
+  virtual void throw_if_failed() const = 0;
 
   /// The rank in the whole group, which may have ranks on other hosts; for error messages.
   [[nodiscard]] virtual int global_rank(int rank) const = 0;

@@ -1,14 +1,15 @@
 // Point-to-point link between this rank and one other rank: ordered cells in both directions.
 //
 // A cell has one of five kinds:
-//   eager      a whole small message
-//   announce   rendezvous of a large message (request to send)
-//   grant      the receiver's answer to an announce (clear to send)
-//   data       a part of a granted message
-//   nothing    no payload; carries only the claims below
+//   eager    a whole small message
+//   rts      request to send: announces a large message
+//   cts      clear to send: the receiver's answer, once a receive has matched
+//   data     a part of a large message
+//   credit   no payload; only returns credit
 //
-// Eager flow control: a receiver claims the bytes of an eager message when a receive matches it; a
-// sender limits the bytes that it has sent and that were not claimed.
+// Eager flow control by credit: an eager message takes credit of its sender. The receiver returns
+// the credit when a receive matches the message. A sender without enough credit sends an rts
+// instead.
 //
 // Thread safety: the caller holds the lock of its P2p object.
 #pragma once
@@ -20,13 +21,13 @@
 
 namespace tccl {
 
-enum class CellKind : std::uint32_t { eager, announce, grant, data, nothing };
+enum class CellKind : std::uint32_t { eager, rts, cts, data, credit };
 
 struct CellHeader {
   CellKind kind;
   std::uint32_t payload_bytes;
   std::uint64_t tag;
-  std::uint64_t message;        // number of the message, assigned by its sender
+  std::uint64_t message_id;     // of rts, cts and data; assigned by the sender of the message
   std::uint64_t message_bytes;  // of the whole message
 };
 
@@ -50,14 +51,14 @@ class Link {
   using Take = FunctionRef<void(const CellHeader& header, const std::byte* payload)>;
   /// Calls `each` for every arrived cell, in order. Returns false if there was none.
   virtual bool take(Take each) = 0;
-  /// Of a rank that has left: whether all its cells have been taken.
+  /// Of a rank that has departed: whether all its cells have been taken.
   [[nodiscard]] virtual bool is_drained() const = 0;
 
   // --- eager flow control ---
-  /// A receive has matched an eager message of this length.
-  virtual void claim_eager(std::uint64_t bytes) = 0;
-  /// Bytes of this rank's eager messages that the peer has claimed, as far as known here.
-  [[nodiscard]] virtual std::uint64_t eager_claimed() const = 0;
+  /// A receive has matched an eager message that took this much credit.
+  virtual void return_credit(std::uint64_t bytes) = 0;
+  /// The credit that the peer has returned so far, in all, as far as known here.
+  [[nodiscard]] virtual std::uint64_t returned_credit() const = 0;
 };
 
 }  // namespace tccl

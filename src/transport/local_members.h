@@ -1,5 +1,5 @@
 // LocalMembers: the ranks of one group on this host, as the other transports see them. Implemented
-// by shm::Group, whose shared memory holds everything the ranks of a host need to know.
+// by shm::LocalGroup, whose shared memory holds everything the ranks of a host need to know.
 //
 // Members are numbered by local rank, from 0; error messages name them by global rank.
 // Thread safety: every method may be called from any thread.
@@ -12,8 +12,9 @@
 
 namespace tccl {
 
-/// What a rank that waits for a peer sees of it. A rank that left closed the group in good order.
-enum class PeerState : std::uint8_t { alive, died, left };
+/// What a rank that waits for a peer sees of it. A rank that departed has left the group in good
+/// order; one that died has not.
+enum class PeerState : std::uint8_t { alive, died, departed };
 
 class LocalMembers {
  public:
@@ -29,8 +30,8 @@ class LocalMembers {
   [[nodiscard]] virtual std::string who(int local_rank) const = 0;
   [[nodiscard]] virtual PeerState state_of(int local_rank) const noexcept = 0;
   /// A counter that changes as long as the process of that rank is not stalled.
-  [[nodiscard]] virtual std::uint32_t heartbeat(int local_rank) const noexcept = 0;
-  /// The error of `operation`, which needs a rank that has died or left.
+  [[nodiscard]] virtual std::uint32_t liveness_counter(int local_rank) const noexcept = 0;
+  /// The error of `operation`, which needs a rank that has died or departed.
   [[nodiscard]] virtual Error peer_lost_error(int local_rank,
                                               const std::string& operation) const = 0;
 

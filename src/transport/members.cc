@@ -30,7 +30,8 @@ Error decoded(const std::string& text) {
           std::move(ranks)};
 }
 
-struct LeaveCounts {
+/// Messages sent to one rank: the text of a `departed` notice.
+struct SentCounts {
   std::uint64_t collective;
   std::uint64_t point_to_point;
 };
@@ -40,7 +41,7 @@ struct LeaveCounts {
 Members::Members(std::shared_ptr<LocalMembers> local, HostMap host_map, const Peers& peers,
                  ControlPlane* control)
     : local_(std::move(local)),
-      uid_(local_->group_uid()),
+      group_uid_(local_->group_uid()),
       host_map_(std::move(host_map)),
       rank_(local_->global_rank(local_->rank())),
       control_(control) {
@@ -58,20 +59,20 @@ std::string Members::who(int rank) const {
 PeerState Members::state_of(int rank) const noexcept {
   if (is_local(rank)) return local_->state_of(local_rank(rank));
   const RemoteState& other = remote(rank);
-  if (other.left.load(std::memory_order_acquire))
-    return PeerState::left;  // pairs with handle_left()
+  if (other.departed.load(std::memory_order_acquire))
+    return PeerState::departed;  // pairs with handle_departed()
   switch (other.peer->state()) {
     case RemoteProcess::State::alive:
       return PeerState::alive;
     case RemoteProcess::State::departed:
-      return PeerState::left;
+      return PeerState::departed;
     default:
       return PeerState::died;
   }
 }
 
-std::uint32_t Members::heartbeat(int rank) const noexcept {
-  if (is_local(rank)) return local_->heartbeat(local_rank(rank));
+std::uint32_t Members::liveness_counter(int rank) const noexcept {
+  if (is_local(rank)) return local_->liveness_counter(local_rank(rank));
   // The time at which the process was last heard of, in tenths of a second.
   const auto last = Clock::now() - peer(rank)->silence();
   return static_cast<std::uint32_t>(last.time_since_epoch() / std::chrono::milliseconds(100));
@@ -112,32 +113,33 @@ Error Members::fail(const Error& reason) noexcept {
 
 void Members::spread_failure() noexcept {
   const std::lock_guard lock(mutex_);
-  if (has_left_ || failure_is_sent_ || !local_->failed()) return;
+  if (has_departed_ || failure_is_sent_ || !local_->failed()) return;
   failure_is_sent_ = true;
   for (const auto& other : remotes_)
-    if (other->entered.load(std::memory_order_relaxed)) send_failed(*other);
+    if (other->traffic_open.load(std::memory_order_relaxed)) send_failed(*other);
 }
 
 void Members::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
-  control_->tell(to.peer, {uid_, static_cast<std::uint32_t>(kind), std::move(text)});
+  control_->send_notice(to.peer, {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
 }
 
 void Members::send_failed(RemoteState& to) const noexcept {
   send_notice(to, GroupNotice::failed, encoded(local_->failure()));
 }
 
-void Members::enter_first(int rank) {
+void Members::open_traffic_first(int rank) {
   RemoteState& other = remote(rank);
   const std::lock_guard lock(mutex_);
-  if (has_left_ || other.entered.exchange(true, std::memory_order_relaxed)) return;
-  send_notice(other, GroupNotice::entered, {});
+  if (has_departed_ || other.traffic_open.exchange(true, std::memory_order_relaxed)) return;
+  send_notice(other, GroupNotice::opened, {});
 }
 
-bool Members::will_never_come(int rank, Traffic traffic, std::uint64_t number) const noexcept {
+bool Members::cannot_arrive(int rank, Traffic traffic, std::uint64_t sequence) const noexcept {
   RemoteState& other = remote(rank);
-  const bool departed = other.peer->state() == RemoteProcess::State::departed;
-  if (!other.left.load(std::memory_order_acquire)) return departed;  // pairs with handle_left()
-  return number >= other.sent_before_leaving.of(traffic).load(std::memory_order_relaxed);
+  const bool process_departed = other.peer->state() == RemoteProcess::State::departed;
+  if (!other.departed.load(std::memory_order_acquire))
+    return process_departed;  // pairs with handle_departed()
+  return sequence >= other.sent_before_departure.of(traffic).load(std::memory_order_relaxed);
 }
 
 void Members::wake_progress_thread(int rank) noexcept {
@@ -151,17 +153,17 @@ std::vector<Members::RemoteState*> Members::states_of(const RemoteProcess& peer)
   return states;
 }
 
-void Members::take_notice(const RemoteProcess& from, const Notice& notice) noexcept {
+void Members::handle_notice(const RemoteProcess& from, const Notice& notice) noexcept {
   for (RemoteState* other : states_of(from)) {
     switch (static_cast<GroupNotice>(notice.kind)) {
-      case GroupNotice::entered:
-        handle_entered(*other);
+      case GroupNotice::opened:
+        handle_opened(*other);
         break;
       case GroupNotice::failed:
         handle_failed(notice.text);
         break;
-      case GroupNotice::left:
-        handle_left(*other, notice.text);
+      case GroupNotice::departed:
+        handle_departed(*other, notice.text);
         break;
       case GroupNotice::wake:
         break;  // handled by the context, before it looks for the group
@@ -169,55 +171,53 @@ void Members::take_notice(const RemoteProcess& from, const Notice& notice) noexc
   }
 }
 
-void Members::handle_entered(RemoteState& other) noexcept {
+void Members::handle_opened(RemoteState& other) noexcept {
   const std::lock_guard lock(mutex_);
-  const bool is_new = !other.entered.exchange(true, std::memory_order_relaxed);
-  if (has_left_ && is_new)
+  const bool is_new = !other.traffic_open.exchange(true, std::memory_order_relaxed);
+  if (has_departed_ && is_new)
     send_departure(other);
-  else if (!has_left_ && local_->failed())
+  else if (!has_departed_ && local_->failed())
     send_failed(other);
 }
 
 void Members::handle_failed(const std::string& text) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (has_left_) return;
+    if (has_departed_) return;
   }
   fail(decoded(text));
 }
 
-void Members::handle_left(RemoteState& other, const std::string& text) noexcept {
-  if (other.left.load(std::memory_order_relaxed)) return;  // only the first counts are right
-  LeaveCounts counts{};
+void Members::handle_departed(RemoteState& other, const std::string& text) noexcept {
+  if (other.departed.load(std::memory_order_relaxed)) return;  // only the first counts are right
+  SentCounts counts{};
   std::memcpy(&counts, text.data(), std::min(text.size(), sizeof counts));
-  other.sent_before_leaving.collective.store(counts.collective, std::memory_order_relaxed);
-  other.sent_before_leaving.point_to_point.store(counts.point_to_point, std::memory_order_relaxed);
-  other.left.store(true, std::memory_order_release);  // pairs with will_never_come(), state_of()
+  other.sent_before_departure.collective.store(counts.collective, std::memory_order_relaxed);
+  other.sent_before_departure.point_to_point.store(counts.point_to_point,
+                                                   std::memory_order_relaxed);
+  other.departed.store(true, std::memory_order_release);  // pairs with cannot_arrive(), state_of()
 }
 
-Notice Members::leave() noexcept {
+Notice Members::depart() noexcept {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(has_left_, true)) return departure_notice_;
-  departure_notice_ = {uid_, static_cast<std::uint32_t>(GroupNotice::left), {}};
+  if (std::exchange(has_departed_, true)) return departure_notice_;
+  departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::departed), {}};
   if (local_->failed())
-    departure_notice_ = {uid_, static_cast<std::uint32_t>(GroupNotice::failed), encoded(failure())};
+    departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::failed),
+                         encoded(failure())};
   for (const auto& other : remotes_)
-    if (other->entered.load(std::memory_order_relaxed)) send_departure(*other);
+    if (other->traffic_open.load(std::memory_order_relaxed)) send_departure(*other);
   return departure_notice_;
 }
 
 /// A rank that leaves a failed group sends the failure first: the peer must not take it for a rank
-/// that left in good order.
+/// that departed in good order.
 void Members::send_departure(RemoteState& to) const noexcept {
   if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
-    control_->tell(to.peer, departure_notice_);
-  send_left(to);
-}
-
-void Members::send_left(RemoteState& to) const noexcept {
-  const LeaveCounts counts{to.sent.collective.load(std::memory_order_relaxed),
-                           to.sent.point_to_point.load(std::memory_order_relaxed)};
-  send_notice(to, GroupNotice::left,
+    control_->send_notice(to.peer, departure_notice_);
+  const SentCounts counts{to.sent.collective.load(std::memory_order_relaxed),
+                          to.sent.point_to_point.load(std::memory_order_relaxed)};
+  send_notice(to, GroupNotice::departed,
               std::string(reinterpret_cast<const char*>(&counts), sizeof counts));
 }
 

@@ -3,10 +3,10 @@
 //
 // On this host LocalMembers (shared memory) answers. Between hosts, processes send notices over the
 // control connections:
-//   entered  this rank begins to exchange messages with that rank
-//   failed   the group has failed, and why
-//   left     this rank has left the group, and how many messages it had sent
-//   wake     messages are waiting: wakes the receiver's progress thread
+//   opened    this rank begins to exchange messages with that rank
+//   failed    the group has failed, and why
+//   departed  this rank has left the group, and how many messages it had sent
+//   wake      messages are waiting: wakes the receiver's progress thread
 // A rank that learns of a failure marks the group on its own host and sends one `failed` notice to
 // every rank that it exchanges messages with, so the failure reaches every rank that could wait.
 // Thread safety: every method may be called from any thread.
@@ -26,7 +26,7 @@
 namespace tccl {
 
 /// Kinds of Notice.
-enum class GroupNotice : std::uint32_t { entered = 1, failed = 2, left = 3, wake = 4 };
+enum class GroupNotice : std::uint32_t { opened = 1, failed = 2, departed = 3, wake = 4 };
 
 /// Messages of a group between two hosts are counted by kind, in both directions.
 enum class Traffic : std::uint8_t { collective, point_to_point };
@@ -43,7 +43,7 @@ class Members {
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return host_map_.ranks(); }
   [[nodiscard]] const std::string& name() const noexcept { return local_->group_name(); }
-  [[nodiscard]] std::uint64_t uid() const noexcept { return uid_; }
+  [[nodiscard]] std::uint64_t group_uid() const noexcept { return group_uid_; }
   [[nodiscard]] const HostMap& host_map() const noexcept { return host_map_; }
   [[nodiscard]] bool is_local(int rank) const { return host_map_.same_host(rank, rank_); }
   [[nodiscard]] bool over_several_hosts() const noexcept { return host_map_.hosts() > 1; }
@@ -55,14 +55,14 @@ class Members {
   /// "rank 3 (host b, pid 4711)"
   [[nodiscard]] std::string who(int rank) const;
   [[nodiscard]] PeerState state_of(int rank) const noexcept;
-  /// A number that changes as long as the process of that rank is not stalled.
-  [[nodiscard]] std::uint32_t heartbeat(int rank) const noexcept;
-  /// A rank whose heartbeat has not changed for this long is stalled, not merely slow. Heartbeats
-  /// from other hosts are less frequent.
+  /// A counter that changes as long as the process of that rank is not stalled.
+  [[nodiscard]] std::uint32_t liveness_counter(int rank) const noexcept;
+  /// A rank whose liveness counter has not changed for this long is stalled, not merely slow.
+  /// Heartbeats from other hosts are less frequent.
   [[nodiscard]] std::chrono::milliseconds stalled_after(int rank) const {
     return is_local(rank) ? kStalledAfter : std::chrono::milliseconds(2000);
   }
-  /// The error of `operation`, which needs a rank that has died or left.
+  /// The error of `operation`, which needs a rank that has died or departed.
   [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 
   // --- failure of the group ---
@@ -76,22 +76,22 @@ class Members {
 
   // --- traffic with other hosts ---
   /// Call before any message to or from that rank: from then on both ranks send each other notices.
-  void enter(int rank) {
-    if (!remote(rank).entered.load(std::memory_order_relaxed)) enter_first(rank);
+  void open_traffic(int rank) {
+    if (!remote(rank).traffic_open.load(std::memory_order_relaxed)) open_traffic_first(rank);
   }
   void count_sent(int rank, Traffic traffic) {
     remote(rank).sent.of(traffic).fetch_add(1, std::memory_order_relaxed);
   }
-  /// Whether message number `number` (from 0) can no longer arrive because that rank has left. A
-  /// process that departed without an `entered` notice of this group has sent no message.
-  [[nodiscard]] bool will_never_come(int rank, Traffic traffic,
-                                     std::uint64_t number) const noexcept;
+  /// Whether message `sequence` (from 0) can no longer arrive because that rank has departed. A
+  /// process that departed without an `opened` notice of this group has sent no message.
+  [[nodiscard]] bool cannot_arrive(int rank, Traffic traffic,
+                                   std::uint64_t sequence) const noexcept;
   void wake_progress_thread(int rank) noexcept;
   /// Handles a notice from another host.
-  void take_notice(const RemoteProcess& from, const Notice& notice) noexcept;
-  /// Sends the `left` notices. Nothing is sent or handled afterwards. Returns the notice for ranks
-  /// that enter later.
-  Notice leave() noexcept;
+  void handle_notice(const RemoteProcess& from, const Notice& notice) noexcept;
+  /// Sends the `departed` notices. Nothing is sent or handled afterwards. Returns the notice for
+  /// ranks that open traffic later.
+  Notice depart() noexcept;
 
  private:
   struct Counters {
@@ -103,36 +103,35 @@ class Members {
   };
   struct RemoteState {
     std::shared_ptr<RemoteProcess> peer;
-    std::atomic<bool> entered{false};  // set under mutex_; relaxed: read as a hint without it
-    Counters sent;                     // relaxed: read by this process only
-    Counters sent_before_leaving;      // published by `left`
-    std::atomic<bool> left{false};
+    std::atomic<bool> traffic_open{false};  // set under mutex_; relaxed: read as a hint without it
+    Counters sent;                          // relaxed: read by this process only
+    Counters sent_before_departure;         // published by `departed`
+    std::atomic<bool> departed{false};
   };
   [[nodiscard]] RemoteState& remote(int rank) const {
     return *remotes_[static_cast<std::size_t>(rank)];
   }
-  void enter_first(int rank);
+  void open_traffic_first(int rank);
   [[nodiscard]] int local_rank(int rank) const { return host_map_.local_rank(rank); }
   void send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
   void send_failed(RemoteState& to) const noexcept;
-  void send_left(RemoteState& to) const noexcept;
   void send_departure(RemoteState& to) const noexcept;
-  void handle_entered(RemoteState& other) noexcept;
+  void handle_opened(RemoteState& other) noexcept;
   void handle_failed(const std::string& text) noexcept;
-  static void handle_left(RemoteState& other, const std::string& text) noexcept;
+  static void handle_departed(RemoteState& other, const std::string& text) noexcept;
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
   [[nodiscard]] std::string unreachable_hosts() const;
 
   std::shared_ptr<LocalMembers> local_;
-  std::uint64_t uid_;
+  std::uint64_t group_uid_;
   HostMap host_map_;
   int rank_;
   std::vector<std::unique_ptr<RemoteState>> remotes_;
   ControlPlane* control_;
-  mutable std::mutex mutex_;      // guards what follows, and the setting of RemoteState::entered
-  bool failure_is_sent_ = false;  // to all ranks that have entered
-  bool has_left_ = false;
-  Notice departure_notice_;  // valid once has_left_
+  mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::traffic_open
+  bool failure_is_sent_ = false;  // to all ranks with open traffic
+  bool has_departed_ = false;
+  Notice departure_notice_;  // valid once has_departed_
 };
 
 }  // namespace tccl

@@ -343,4 +343,4 @@ def test_the_end_by_an_error_waits_for_nobody():
     (code, _, err), other = run_two(raises + WAITS_FOR_SOMETHING_ELSE)
     assert code == 1 and "ValueError: the cause" in err
     code, out, err = other
-    assert (code, err) == (0, "") and out.startswith("ccl: rank 0 aborted group world"), other
+    assert (code, err) == (0, "") and out.startswith("ccl: rank 0 left group world with"), other

@@ -300,10 +300,11 @@ TEST(AbortProcess, EveryWaitingRankReturnsImmediately) {
   ranks.expect_all_exit_cleanly();
   const double aborted_at = ranks.outcomes[0].find("abort")->time_ms;
   for (const Outcome& outcome : ranks.outcomes) {
-    const auto caught = outcome.find("caught rank 0 aborted group tp: enough");
+    const auto caught = outcome.find("caught rank 0 called abort() on group tp: enough");
     ASSERT_TRUE(caught) << ranks.transcript();
     EXPECT_LT(caught->time_ms - aborted_at, 500);
-    EXPECT_TRUE(outcome.find("still rank 0 aborted group tp: enough")) << ranks.transcript();
+    EXPECT_TRUE(outcome.find("still rank 0 called abort() on group tp: enough"))
+        << ranks.transcript();
   }
 }
 

@@ -31,8 +31,8 @@ Operation sum(Buffers& b, std::size_t count, DType dtype = DType::float32,
   return tccl::allreduce(b.in.get(), b.out.get(), count, dtype, op);
 }
 
-Operation chunk_of(std::uint64_t whole_count, Operation operation) {
-  operation.whole_count = whole_count;
+Operation chunk_of(std::uint64_t total_count, Operation operation) {
+  operation.total_count = total_count;
   return operation;
 }
 

@@ -179,31 +179,31 @@ TEST(Validate, RejectsCountsThatNeedTooManySteps) {
   EXPECT_NE(rejection([&] { validate(sum(std::size_t{1} << 36), {0, 4, name, 16}); }), "");
 }
 
-TEST(Arena, LeasesDoNotOverlapAndAreReused) {
+TEST(Arena, AllocationsDoNotOverlapAndAreReused) {
   shm::Arena arena(std::size_t{1} << 30);
-  const shm::Lease a = arena.lease(5000);
-  const shm::Lease b = arena.lease(1);
+  const shm::Allocation a = arena.allocate(5000);
+  const shm::Allocation b = arena.allocate(1);
   EXPECT_EQ(a.bytes, 8192U);
   EXPECT_GE(b.offset, a.offset + a.bytes);
   arena.at(a)[0] = std::byte{7};
-  arena.give_back(a);
-  arena.give_back(b);
-  const shm::Lease again = arena.lease(5000 + 4096);
+  arena.deallocate(a);
+  arena.deallocate(b);
+  const shm::Allocation again = arena.allocate(5000 + 4096);
   EXPECT_EQ(again.offset, a.offset) << "neighbours must merge";
   EXPECT_EQ(arena.at(again)[0], std::byte{0}) << "freed memory must read as zero";
 }
 
 TEST(Arena, HeadersAndDataDoNotMix) {
   shm::Arena arena(std::size_t{1} << 30);
-  const shm::Lease header = arena.lease_header();
-  arena.give_back(header);
-  EXPECT_NE(arena.lease(1).offset, header.offset);
-  EXPECT_EQ(arena.lease_header().offset, header.offset);
+  const shm::Allocation header = arena.allocate_header();
+  arena.deallocate(header);
+  EXPECT_NE(arena.allocate(1).offset, header.offset);
+  EXPECT_EQ(arena.allocate_header().offset, header.offset);
 }
 
-TEST(Arena, RejectsLeasesThatDoNotFit) {
+TEST(Arena, RejectsAllocationsThatDoNotFit) {
   shm::Arena arena(std::size_t{1} << 30);
-  EXPECT_THROW(arena.lease(std::size_t{1} << 40), Error);
+  EXPECT_THROW(arena.allocate(std::size_t{1} << 40), Error);
 }
 
 }  // namespace

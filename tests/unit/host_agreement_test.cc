@@ -1,4 +1,4 @@
-// The agreement between hosts, with threads as the leaders of hosts and a store in memory.
+// The agreement between hosts, with threads as the coordinators of hosts and a store in memory.
 #include "rendezvous/host_agreement.h"
 
 #include <gtest/gtest.h>
@@ -79,7 +79,7 @@ struct Hosts {
         const RendezvousOptions options = options_of(static_cast<int>(host), timeout);
         const HostMap host_map(labels);
         HostAgreement hosts(options, host_map,
-                            {.on_poll = [] {}, .on_failure = [](const Status&) {}});
+                            {.check_wait = [] {}, .on_failure = [](const Status&) {}});
         try {
           body(static_cast<int>(host), hosts);
         } catch (const std::exception& error) {
@@ -108,15 +108,15 @@ class HostAgreementTest : public ::testing::TestWithParam<int> {};
 TEST_P(HostAgreementTest, AllRoundsSucceedAndNoKeyIsLeft) {
   const int count = GetParam();
   Hosts hosts(count);
-  std::atomic<int> accepted{0};
+  std::atomic<int> applied{0};
   const auto errors = hosts.run([&](int host, HostAgreement& agreement) {
     EXPECT_EQ(agreement.agree_on_address(), "10.0.0." + std::to_string(host + 1));
     const Roster roster = agreement.exchange_peer_infos([&] { return one_rank(host, count); });
     ASSERT_EQ(roster.all.size(), static_cast<std::size_t>(count));
     for (int rank = 0; rank < count; ++rank)
       EXPECT_EQ(roster.all[static_cast<std::size_t>(rank)].pid, 100 + rank);
-    agreement.commit([&] { accepted.fetch_add(1); });
-    EXPECT_EQ(accepted.load(), count);  // nobody returns before all have accepted
+    agreement.commit([&] { applied.fetch_add(1); });
+    EXPECT_EQ(applied.load(), count);  // nobody returns before all have applied
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
   EXPECT_EQ(hosts.store.keys(), std::vector<std::string>{});

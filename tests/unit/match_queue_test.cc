@@ -31,10 +31,10 @@ TEST(MatchQueue, AMessageMatchesTheFirstPostedReceiveThatWantsIt) {
 
 TEST(MatchQueue, AReceiveMatchesTheFirstMessageWithItsTag) {
   MatchQueue queue;
-  queue.keep(message(1, 8, 10));
-  queue.keep(message(2, 7, 20));
-  queue.keep(message(1, 7, 30));
-  queue.keep(message(1, 7, 40));
+  queue.add_unexpected(message(1, 8, 10));
+  queue.add_unexpected(message(2, 7, 20));
+  queue.add_unexpected(message(1, 7, 30));
+  queue.add_unexpected(message(1, 7, 40));
   EXPECT_EQ(queue.take_message(recv(nullptr, 0, 1, 7))->bytes, 30U);
   EXPECT_EQ(queue.take_message(recv(nullptr, 0, kAnySource, 7))->bytes, 20U);
   EXPECT_EQ(queue.take_message(recv(nullptr, 0, kAnySource, 7))->bytes, 40U);

@@ -1,4 +1,5 @@
-// NoticeInbox: notices of groups that exist, that do not exist yet, and that this process has left.
+// NoticeInbox: notices of groups that exist, that do not exist yet, and from which this process has
+// departed.
 #include "communicator/notice_inbox.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +22,9 @@ class OneLocalRank : public LocalMembers {
   [[nodiscard]] PeerState state_of(int /*local_rank*/) const noexcept override {
     return PeerState::alive;
   }
-  [[nodiscard]] std::uint32_t heartbeat(int /*local_rank*/) const noexcept override { return 0; }
+  [[nodiscard]] std::uint32_t liveness_counter(int /*local_rank*/) const noexcept override {
+    return 0;
+  }
   [[nodiscard]] Error peer_lost_error(int /*local_rank*/,
                                       const std::string& operation) const override {
     return {Errc::peer_lost, operation};
@@ -52,33 +55,33 @@ class NoticeInboxTest : public ::testing::Test {
     return std::make_shared<Members>(std::make_shared<OneLocalRank>(uid), HostMap(hosts),
                                      Members::Peers{nullptr, remote}, /*control=*/nullptr);
   }
-  static Notice left_notice(std::uint64_t group) {
-    return {group, static_cast<std::uint32_t>(GroupNotice::left), {}};
+  static Notice departed_notice(std::uint64_t group) {
+    return {group, static_cast<std::uint32_t>(GroupNotice::departed), {}};
   }
 
   std::shared_ptr<RemoteProcess> remote = std::make_shared<AnotherHost>();
 };
 
-TEST_F(NoticeInboxTest, RoutesToTheGroupThatTheNoticeNames) {
+TEST_F(NoticeInboxTest, FindsTheGroupThatTheNoticeNames) {
   NoticeInbox inbox;
   const auto first = make_group(1);
   const auto second = make_group(2);
   inbox.add_group(first);
   inbox.add_group(second);
-  EXPECT_EQ(inbox.route(remote, left_notice(1)), first);
-  EXPECT_EQ(inbox.route(remote, left_notice(2)), second);
-  EXPECT_EQ(inbox.route(remote, left_notice(3)), nullptr);
+  EXPECT_EQ(inbox.find_group(remote, departed_notice(1)), first);
+  EXPECT_EQ(inbox.find_group(remote, departed_notice(2)), second);
+  EXPECT_EQ(inbox.find_group(remote, departed_notice(3)), nullptr);
 }
 
 TEST_F(NoticeInboxTest, DeliversEarlyNoticesOnceTheGroupExists) {
   NoticeInbox inbox;
-  EXPECT_EQ(inbox.route(remote, left_notice(1)), nullptr);
+  EXPECT_EQ(inbox.find_group(remote, departed_notice(1)), nullptr);
   const auto other = make_group(2);
   inbox.add_group(other);
   EXPECT_EQ(other->state_of(1), PeerState::alive) << "the notice names another group";
   const auto group = make_group(1);
   inbox.add_group(group);
-  EXPECT_EQ(group->state_of(1), PeerState::left);
+  EXPECT_EQ(group->state_of(1), PeerState::departed);
   const auto again = make_group(1);
   inbox.add_group(again);
   EXPECT_EQ(again->state_of(1), PeerState::alive) << "a notice is delivered once";
@@ -87,28 +90,28 @@ TEST_F(NoticeInboxTest, DeliversEarlyNoticesOnceTheGroupExists) {
 TEST_F(NoticeInboxTest, DropsTheOldestEarlyNoticeBeyondTheLimit) {
   NoticeInbox inbox({.early_notices = 2, .departed_groups = 2});
   for (const std::uint64_t group : {1, 2, 3})
-    EXPECT_EQ(inbox.route(remote, left_notice(group)), nullptr);
+    EXPECT_EQ(inbox.find_group(remote, departed_notice(group)), nullptr);
   for (const std::uint64_t group : {1, 2, 3}) {
     const auto members = make_group(group);
     inbox.add_group(members);
-    EXPECT_EQ(members->state_of(1), group == 1 ? PeerState::alive : PeerState::left) << group;
+    EXPECT_EQ(members->state_of(1), group == 1 ? PeerState::alive : PeerState::departed) << group;
   }
 }
 
 TEST_F(NoticeInboxTest, RemembersDepartures) {
   NoticeInbox inbox({.early_notices = 2, .departed_groups = 2});
-  for (const std::uint64_t group : {1, 2, 3}) inbox.record_departure(left_notice(group));
+  for (const std::uint64_t group : {1, 2, 3}) inbox.record_departure(departed_notice(group));
   EXPECT_FALSE(inbox.departure_of(1)) << "beyond the limit the oldest is dropped";
   ASSERT_TRUE(inbox.departure_of(2));
   ASSERT_TRUE(inbox.departure_of(3));
-  EXPECT_EQ(inbox.departure_of(3)->group, 3U);
-  EXPECT_EQ(inbox.departure_of(3)->kind, static_cast<std::uint32_t>(GroupNotice::left));
+  EXPECT_EQ(inbox.departure_of(3)->group_uid, 3U);
+  EXPECT_EQ(inbox.departure_of(3)->kind, static_cast<std::uint32_t>(GroupNotice::departed));
 }
 
 TEST_F(NoticeInboxTest, KeepsNoNoticesOfDepartedGroups) {
   NoticeInbox inbox;
-  inbox.record_departure(left_notice(1));
-  EXPECT_EQ(inbox.route(remote, left_notice(1)), nullptr);
+  inbox.record_departure(departed_notice(1));
+  EXPECT_EQ(inbox.find_group(remote, departed_notice(1)), nullptr);
   const auto group = make_group(1);
   inbox.add_group(group);
   EXPECT_EQ(group->state_of(1), PeerState::alive);
@@ -121,7 +124,7 @@ TEST_F(NoticeInboxTest, ForgetsGroupsThatNobodyUses) {
   EXPECT_EQ(inbox.groups().size(), 1U);
   group.reset();
   EXPECT_TRUE(inbox.groups().empty());
-  EXPECT_EQ(inbox.route(remote, left_notice(1)), nullptr);
+  EXPECT_EQ(inbox.find_group(remote, departed_notice(1)), nullptr);
 }
 
 }  // namespace

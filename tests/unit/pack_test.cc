@@ -38,7 +38,7 @@ struct Format {
 };
 
 constexpr Format kFormats[] = {
-    {"same", WireFormat::same},
+    {"uncompressed", WireFormat::uncompressed},
     {"bfloat16", WireFormat::bfloat16},
     {"int8", WireFormat::int8},
 };
@@ -97,7 +97,7 @@ void append_expected_block(Bytes& packed, const float* block, std::size_t count)
 
 Bytes expected_packed(const Values& values, WireFormat format) {
   Bytes packed;
-  if (format == WireFormat::same)
+  if (format == WireFormat::uncompressed)
     for (const float value : values) append(packed, value);
   if (format == WireFormat::bfloat16)
     for (const float value : values) append(packed, expected_bfloat16(value));
@@ -116,7 +116,7 @@ T read(const Bytes& bytes, std::size_t offset) {
 }
 
 float expected_element(const Bytes& packed, std::size_t i, WireFormat format) {
-  if (format == WireFormat::same) return read<float>(packed, 4 * i);
+  if (format == WireFormat::uncompressed) return read<float>(packed, 4 * i);
   if (format == WireFormat::bfloat16)
     return static_cast<float>(value_of_bfloat16(read<std::uint16_t>(packed, 2 * i)));
   const std::size_t block = i / 128 * 132;
@@ -286,7 +286,7 @@ TEST_P(Packing, MatchesTheDescription) {
 }
 
 TEST_P(Packing, HasTheSameBytesInEveryVariant) {
-  if (format() == WireFormat::same) return;  // a copy
+  if (format() == WireFormat::uncompressed) return;  // a copy
   for_each([](const Values& values) {
     const Bytes packed = expected_packed(values, format());
     const Bytes unpacked = expected_unpacked(packed, values.size(), format());
@@ -342,7 +342,7 @@ INSTANTIATE_TEST_SUITE_P(All, Packing, testing::ValuesIn(kFormats),
 constexpr float kMagnitudes[] = {1e-37f, 1e-30f, 1e-6f, 1, 127, 3e4f, 1e30f};
 
 TEST(PackedBytes, OfEachFormat) {
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::same, 129), 516u);
+  EXPECT_EQ(kernels::packed_bytes(WireFormat::uncompressed, 129), 516u);
   EXPECT_EQ(kernels::packed_bytes(WireFormat::bfloat16, 129), 258u);
   EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 0), 0u);
   EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 1), 5u);

@@ -8,7 +8,13 @@ from support.commands import BUILD_DIR, run
 
 GROUP_ABOVE = 60  # a program with more cases is run suite by suite, to start fewer processes
 #: Programs that run alone: they measure time, or compare /tmp, /dev/shm and /proc.
-ALONE = {"control_plane_test", "death_test", "kill_soak_test"}
+ALONE = {
+    "control_authentication_test",
+    "control_plane_test",
+    "control_process_test",
+    "death_test",
+    "kill_soak_test",
+}
 
 
 def cases_of(program) -> list[str]:

@@ -1,4 +1,4 @@
-// Lists of cores, the worker pool options that the planner derives from the settings, and the pool.
+// Lists of CPUs, the worker pool options that the planner derives from the settings, and the pool.
 #include "base/worker_pool.h"
 
 #include <gtest/gtest.h>
@@ -19,34 +19,34 @@
 #include <vector>
 
 #include "algorithms/task.h"
-#include "base/cores.h"
+#include "base/cpu_set.h"
 #include "planner/plan_workers.h"
 #include "tccl/error.h"
 
 namespace tccl {
 namespace {
 
-using Cores = std::vector<int>;
+using Cpus = std::vector<int>;
 
-// ---- lists of cores
+// ---- lists of CPUs
 
-TEST(Cores, ListsAndRanges) {
-  EXPECT_EQ(parse_cores("7"), (Cores{7}));
-  EXPECT_EQ(parse_cores("0,1,2,3,28,29,31,32"), (Cores{0, 1, 2, 3, 28, 29, 31, 32}));
-  EXPECT_EQ(parse_cores("0-3,28-29,5,5"), (Cores{0, 1, 2, 3, 28, 29, 5, 5}));
+TEST(Cpus, ListsAndRanges) {
+  EXPECT_EQ(parse_cpus("7"), (Cpus{7}));
+  EXPECT_EQ(parse_cpus("0,1,2,3,28,29,31,32"), (Cpus{0, 1, 2, 3, 28, 29, 31, 32}));
+  EXPECT_EQ(parse_cpus("0-3,28-29,5,5"), (Cpus{0, 1, 2, 3, 28, 29, 5, 5}));
 }
 
-TEST(Cores, InvalidListsAreRejected) {
+TEST(Cpus, InvalidListsAreRejected) {
   for (const char* text : {"", ",", "1,", ",1", "-1", "1-", "3-1", "a", "1 ,2", "1;2", "70000",
                            "0-99999999", "99999999999", "1-2-3"}) {
-    EXPECT_THROW(parse_cores(text), Error) << text;
+    EXPECT_THROW(parse_cpus(text), Error) << text;
   }
 }
 
-TEST(Cores, AsText) {
-  EXPECT_EQ(cores_text(Cores{}), "");
-  EXPECT_EQ(cores_text(Cores{3}), "3");
-  EXPECT_EQ(cores_text(Cores{0, 1, 2, 3, 28, 29, 31}), "0-3,28,29,31");
+TEST(Cpus, AsText) {
+  EXPECT_EQ(cpus_text(Cpus{}), "");
+  EXPECT_EQ(cpus_text(Cpus{3}), "3");
+  EXPECT_EQ(cpus_text(Cpus{0, 1, 2, 3, 28, 29, 31}), "0-3,28,29,31");
 }
 
 // ---- options from the settings
@@ -57,18 +57,18 @@ Settings settings_of(std::optional<int> count, const std::string& affinity = "au
   Settings settings;
   settings.worker_count = count;
   settings.worker_affinity = affinity;
-  if (affinity != "auto") settings.worker_cores = parse_cores(affinity);
+  if (affinity != "auto") settings.worker_cpus = parse_cpus(affinity);
   return settings;
 }
 
-Cores range(int first, int last) {
-  Cores cores(static_cast<std::size_t>(last - first + 1));
-  std::iota(cores.begin(), cores.end(), first);
-  return cores;
+Cpus range(int first, int last) {
+  Cpus cpus(static_cast<std::size_t>(last - first + 1));
+  std::iota(cpus.begin(), cpus.end(), first);
+  return cpus;
 }
 
-int default_count(int cores, int sharing) {
-  return plan_workers(settings_of({}), {0, 8, sharing, range(0, cores - 1)}).count;
+int default_count(int cpus, int ranks_on_same_cpus) {
+  return plan_workers(settings_of({}), {0, 8, ranks_on_same_cpus, range(0, cpus - 1)}).count;
 }
 
 TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCores) {
@@ -82,9 +82,9 @@ TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCores) {
 
 TEST(WorkerPoolOptions, EachRankTakesItsPartOfTheList) {
   const Settings settings = settings_of(4, kTwoTimesFour);
-  EXPECT_EQ(plan_workers(settings, {0, 2, 1, range(4, 27)}).cores, (Cores{0, 1, 2, 3}));
+  EXPECT_EQ(plan_workers(settings, {0, 2, 1, range(4, 27)}).cpus, (Cpus{0, 1, 2, 3}));
   const WorkerPoolOptions second = plan_workers(settings, {1, 2, 1, range(32, 55)});
-  EXPECT_EQ(second.cores, (Cores{28, 29, 31, 32}));
+  EXPECT_EQ(second.cpus, (Cpus{28, 29, 31, 32}));
   EXPECT_EQ(second.count, 4);
   EXPECT_TRUE(second.start_eagerly);
 }
@@ -92,18 +92,18 @@ TEST(WorkerPoolOptions, EachRankTakesItsPartOfTheList) {
 TEST(WorkerPoolOptions, CoreListAloneSetsTheCount) {
   const WorkerPoolOptions plan = plan_workers(settings_of({}, "0-5"), {1, 3, 3, range(0, 7)});
   EXPECT_EQ(plan.count, 2);
-  EXPECT_EQ(plan.cores, (Cores{2, 3}));
+  EXPECT_EQ(plan.cpus, (Cpus{2, 3}));
   EXPECT_TRUE(plan.start_eagerly);
 }
 
 TEST(WorkerPoolOptions, ShortCoreListPinsTheFirstWorkers) {
   const Settings settings = settings_of(2, "4,5,6");
-  EXPECT_EQ(plan_workers(settings, {1, 3, 3, range(0, 7)}).cores, (Cores{6}));
-  EXPECT_EQ(plan_workers(settings, {2, 3, 3, range(0, 7)}).cores, (Cores{}));
+  EXPECT_EQ(plan_workers(settings, {1, 3, 3, range(0, 7)}).cpus, (Cpus{6}));
+  EXPECT_EQ(plan_workers(settings, {2, 3, 3, range(0, 7)}).cpus, (Cpus{}));
 }
 
 TEST(WorkerPoolOptions, ConsistentSettingsGiveNoWarning) {
-  // Cores reserved for workers, as documented; one of them is the rank's own.
+  // Cpus reserved for workers, as documented; one of them is the rank's own.
   EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 2, 1, range(4, 27)}), "");
   EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {1, 2, 1, range(32, 55)}), "");
   EXPECT_EQ(worker_settings_conflict(settings_of({}, kTwoTimesFour), {0, 4, 4, range(0, 1)}), "");
@@ -131,10 +131,10 @@ struct Part {
   std::size_t count;
 };
 
-std::vector<Part> parts_of(WorkerPool& workers, std::size_t count, std::size_t grain) {
+std::vector<Part> parts_of(WorkerPool& workers, std::size_t count, std::size_t grain_size) {
   std::mutex mutex;
   std::vector<Part> parts;
-  workers.parallel_for(count, grain, [&](std::size_t begin, std::size_t length) {
+  workers.parallel_for(count, grain_size, [&](std::size_t begin, std::size_t length) {
     const std::lock_guard lock(mutex);
     parts.push_back({begin, length});
   });
@@ -142,7 +142,7 @@ std::vector<Part> parts_of(WorkerPool& workers, std::size_t count, std::size_t g
   return parts;
 }
 
-/// The names of this process's worker threads, and the cores each may run on.
+/// The names of this process's worker threads, and the CPUs each may run on.
 std::vector<std::pair<std::string, std::string>> worker_threads() {
   std::vector<std::pair<std::string, std::string>> found;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -172,18 +172,18 @@ bool no_worker_threads_soon() {
 
 TEST(WorkerPool, PartsStartAtGrainsAndCoverTheRange) {
   WorkerPool workers({.count = 3});
-  for (const std::size_t grain : {1, 3, 64}) {
+  for (const std::size_t grain_size : {1, 3, 64}) {
     for (const std::size_t count : {0, 1, 2, 3, 5, 63, 64, 127, 128, 129, 1000, 12345, 100000}) {
       std::size_t end = 0;
-      const std::vector<Part> parts = parts_of(workers, count, grain);
+      const std::vector<Part> parts = parts_of(workers, count, grain_size);
       for (const Part& part : parts) {
         EXPECT_EQ(part.begin, end);
-        EXPECT_EQ(part.begin % grain, 0U);
-        EXPECT_GE(part.count, std::min(grain, count));
+        EXPECT_EQ(part.begin % grain_size, 0U);
+        EXPECT_GE(part.count, std::min(grain_size, count));
         end += part.count;
       }
       EXPECT_EQ(end, count);
-      EXPECT_EQ(parts.size() > 1, count >= 2 * grain) << count << " by " << grain;
+      EXPECT_EQ(parts.size() > 1, count >= 2 * grain_size) << count << " by " << grain_size;
     }
   }
 }
@@ -233,7 +233,7 @@ TEST(WorkerPool, SleepingWorkersAreWokenForLargeRangesOnly) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is asleep
   workers.parallel_for(4, 1, work_slowly);
   EXPECT_FALSE(helped);
-  workers.parallel_for(4, 1, work_slowly, /*whole=*/WorkerPool::kMinGrainsToWake);
+  workers.parallel_for(4, 1, work_slowly, /*total_count=*/WorkerPool::kMinGrainsToWake);
   EXPECT_TRUE(helped);
 }
 
@@ -296,24 +296,24 @@ TEST(WorkerPool, SleepingWorkersUseNoCpuTime) {
   EXPECT_LT(cpu_ns() - before, 3'000'000);
 }
 
-TEST(WorkerPool, WorkersRunOnTheirCores) {
-  const Cores own = cores_of_this_thread();
-  const int core = own.back();
-  WorkerPool workers({.count = 3, .cores = {core, core}, .domain = own, .start_eagerly = true});
+TEST(WorkerPool, WorkersRunOnTheirCpus) {
+  const Cpus own = cpus_of_this_thread();
+  const int cpu = own.back();
+  WorkerPool workers({.count = 3, .cpus = {cpu, cpu}, .unpinned_cpus = own, .start_eagerly = true});
   const auto threads = worker_threads();
   ASSERT_EQ(threads.size(), 3U);
-  EXPECT_EQ(threads[0],
-            (std::pair<std::string, std::string>("ccl-worker-0", std::to_string(core))));
-  EXPECT_EQ(threads[1].second, std::to_string(core));
+  EXPECT_EQ(threads[0], (std::pair<std::string, std::string>("ccl-worker-0", std::to_string(cpu))));
+  EXPECT_EQ(threads[1].second, std::to_string(cpu));
   EXPECT_EQ(threads[2].first, "ccl-worker-2");
   EXPECT_EQ(parts_of(workers, 1000, 1).size(), 32U);
 }
 
-TEST(WorkerPool, WorkersRunOutsideTheCreatorsCores) {
-  const Cores own = cores_of_this_thread();
+TEST(WorkerPool, WorkersRunOutsideTheCreatorsCpus) {
+  const Cpus own = cpus_of_this_thread();
   std::thread([&] {
-    ASSERT_TRUE(pin(::pthread_self(), Cores{own.front()}));
-    WorkerPool workers({.count = 2, .cores = {own.back()}, .domain = own, .start_eagerly = true});
+    ASSERT_TRUE(pin(::pthread_self(), Cpus{own.front()}));
+    WorkerPool workers(
+        {.count = 2, .cpus = {own.back()}, .unpinned_cpus = own, .start_eagerly = true});
     const auto threads = worker_threads();
     ASSERT_EQ(threads.size(), 2U);
     EXPECT_EQ(threads[0].second, std::to_string(own.back()));
@@ -321,9 +321,10 @@ TEST(WorkerPool, WorkersRunOutsideTheCreatorsCores) {
   }).join();
 }
 
-TEST(WorkerPool, WorkersOfMissingCoresAreNotPinned) {
-  const Cores own = cores_of_this_thread();
-  WorkerPool workers({.count = 2, .cores = {4000, own[0]}, .domain = own, .start_eagerly = true});
+TEST(WorkerPool, WorkersOfMissingCpusAreNotPinned) {
+  const Cpus own = cpus_of_this_thread();
+  WorkerPool workers(
+      {.count = 2, .cpus = {4000, own[0]}, .unpinned_cpus = own, .start_eagerly = true});
   const auto threads = worker_threads();
   ASSERT_EQ(threads.size(), 2U);
   EXPECT_EQ(threads[1].second, std::to_string(own[0]));
@@ -331,10 +332,10 @@ TEST(WorkerPool, WorkersOfMissingCoresAreNotPinned) {
   EXPECT_EQ(parts_of(workers, 1000, 1).size(), 24U);
 }
 
-TEST(WorkerPoolDeathTest, MissingCoresAreReportedOnce) {
+TEST(WorkerPoolDeathTest, MissingCpusAreReportedOnce) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const WorkerPoolOptions plan{
-      .count = 3, .cores = {4000, 4001, 4002}, .start_eagerly = true, .rank = 7};
+      .count = 3, .cpus = {4000, 4001, 4002}, .start_eagerly = true, .rank = 7};
   EXPECT_EXIT(
       {
         const WorkerPool first(plan);

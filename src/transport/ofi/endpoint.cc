@@ -62,9 +62,12 @@ Info choose_provider(const Endpoint::Options& options) {
                                                   : std::vector<std::string>{options.provider};
   for (const std::string& name : candidates)
     if (Info info = find_provider(name, options.address, options.port)) return info;
+  std::string tried;
+  for (const std::string& name : candidates)
+    tried += formatted("{}\"{}\"", tried.empty() ? "" : " or ", name);
   throw Error(Errc::system,
-              formatted("libfabric has no provider \"{}\" for address {} (`fi_info` lists them)",
-                        candidates.front(), options.address));
+              formatted("libfabric has no provider {} for address {} (`fi_info` lists them)", tried,
+                        options.address));
 }
 
 }  // namespace
@@ -109,21 +112,21 @@ void Endpoint::open(fi_info& info) {
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &completions->fid, FI_SEND | FI_RECV));
   check("fi_enable", ::fi_enable(endpoint));
-  address_.resize(256);
-  std::size_t bytes = address_.size();
-  check("fi_getname", ::fi_getname(&endpoint->fid, address_.data(), &bytes));
-  address_.resize(bytes);
+  name_.resize(256);
+  std::size_t bytes = name_.size();
+  check("fi_getname", ::fi_getname(&endpoint->fid, name_.data(), &bytes));
+  name_.resize(bytes);
 }
 
-Endpoint::Peer Endpoint::add_peer(const Address& address) {
+FabricAddress Endpoint::add_peer(const Name& name) {
   const std::lock_guard lock(mutex_);
-  Peer peer = FI_ADDR_UNSPEC;
-  const int added = ::fi_av_insert(addresses_.get(), address.data(), 1, &peer, 0, nullptr);
+  FabricAddress peer = FI_ADDR_UNSPEC;
+  const int added = ::fi_av_insert(addresses_.get(), name.data(), 1, &peer, 0, nullptr);
   if (added != 1) fail("fi_av_insert", added < 0 ? added : -FI_EINVAL);
   return peer;
 }
 
-bool Endpoint::send(Peer peer, std::uint64_t tag, std::span<const std::byte> data,
+bool Endpoint::send(FabricAddress peer, std::uint64_t tag, std::span<const std::byte> data,
                     Request& request) {
   const std::lock_guard lock(mutex_);
   prepare(request);
@@ -144,8 +147,8 @@ void Endpoint::uncount(Request& request) noexcept {
   if (std::exchange(request.is_unsent_, false)) unsent_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Endpoint::receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
-                       std::uint64_t ignored_tag_bits) {
+bool Endpoint::receive(FabricAddress peer, std::uint64_t tag, std::span<std::byte> data,
+                       Request& request, std::uint64_t ignored_tag_bits) {
   const std::lock_guard lock(mutex_);
   prepare(request);
   return start(request, ::fi_trecv(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,

@@ -49,6 +49,9 @@ class Request {
   std::atomic<bool> done_{true};
 };
 
+/// A peer of an Endpoint.
+using FabricAddress = fi_addr_t;
+
 class Endpoint {
  public:
   struct Options {
@@ -56,9 +59,8 @@ class Endpoint {
     std::string address;     // of the network interface
     std::uint16_t port = 0;  // 0: any
   };
-  using Address = std::vector<std::byte>;  // as fi_getname() returns it
-  using Peer = fi_addr_t;
-  static constexpr Peer kAnyone = FI_ADDR_UNSPEC;  // as source of a receive
+  using Name = std::vector<std::byte>;  // as fi_getname() returns it
+  static constexpr FabricAddress kAnySource = FI_ADDR_UNSPEC;
 
   /// Throws Error{system}.
   explicit Endpoint(const Options& options);
@@ -66,18 +68,19 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  [[nodiscard]] const Address& address() const noexcept { return address_; }
+  [[nodiscard]] const Name& name() const noexcept { return name_; }
   [[nodiscard]] const std::string& provider() const noexcept { return provider_; }
   /// Length limit of a message.
   [[nodiscard]] std::size_t max_bytes() const noexcept { return max_bytes_; }
 
   /// The connection is made when the first message is sent.
-  Peer add_peer(const Address& address);
+  FabricAddress add_peer(const Name& name);
 
   /// Returns false if the queue is full (FI_EAGAIN): call progress() and try again.
-  bool send(Peer peer, std::uint64_t tag, std::span<const std::byte> data, Request& request);
+  bool send(FabricAddress peer, std::uint64_t tag, std::span<const std::byte> data,
+            Request& request);
   /// `ignored_tag_bits`: tag bits that need not match.
-  bool receive(Peer peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
+  bool receive(FabricAddress peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
                std::uint64_t ignored_tag_bits = 0);
   /// Requests cancellation; the request is done when progress() has completed it.
   void cancel(Request& request) noexcept;
@@ -119,7 +122,7 @@ class Endpoint {
   std::atomic<std::size_t> unsent_{0};
   std::string provider_;
   std::size_t max_bytes_ = 0;
-  Address address_;
+  Name name_;
   Owned<fid_fabric> fabric_;  // each object uses those before it
   Owned<fid_domain> domain_;
   Owned<fid_av> addresses_;

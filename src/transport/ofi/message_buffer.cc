@@ -17,9 +17,9 @@ Request& MessageBuffer::request_to(int rank) {
   return request;
 }
 
-Request& MessageBuffer::request_from(int rank, std::uint64_t number) {
+Request& MessageBuffer::request_from(int rank, std::uint64_t sequence) {
   from_ = rank;
-  number_ = number;
+  sequence_ = sequence;
   has_receive_ = true;
   return new_request();
 }

@@ -10,8 +10,8 @@ namespace tccl::ofi {
 namespace {
 
 /// Upper bound for flushing unsent messages in close(). A live peer receives them in milliseconds,
-/// so after this time the receiver is gone.
-constexpr std::chrono::milliseconds kCloseFlushTimeout{2000};
+/// so after this time the receiver has died.
+constexpr std::chrono::milliseconds kEndpointFlushTimeout{2000};
 
 /// Receives posted for point-to-point cells: enough that cells rarely arrive unexpected.
 constexpr std::size_t kPostedReceives = 32;
@@ -53,26 +53,26 @@ Network::~Network() {
   buffer_pool_->set_endpoint(nullptr);  // closing the endpoint ends all its requests
 }
 
-std::uint32_t Network::allocate_group_id() {
+std::uint32_t Network::allocate_group_tag() {
   const std::lock_guard lock(cells_mutex_);
   do {
-    last_group_id_ = last_group_id_ % kMaxGroupId + 1;
-  } while (cells_.contains(last_group_id_));
-  cells_[last_group_id_];
-  return last_group_id_;
+    last_group_tag_ = last_group_tag_ % kMaxGroupTag + 1;
+  } while (cells_.contains(last_group_tag_));
+  cells_[last_group_tag_];
+  return last_group_tag_;
 }
 
-void Network::release_group_id(std::uint32_t id) noexcept {
+void Network::release_group_tag(std::uint32_t group_tag) noexcept {
   const std::lock_guard lock(cells_mutex_);
-  cells_.erase(id);
+  cells_.erase(group_tag);
 }
 
-std::vector<std::shared_ptr<MessageBuffer>> Network::take_cells(std::uint32_t group_id) {
+std::vector<std::shared_ptr<MessageBuffer>> Network::take_cells(std::uint32_t group_tag) {
   progress();
   const std::lock_guard lock(cells_mutex_);
   sort_cells();
   post_cell_receives();
-  const auto found = cells_.find(group_id);
+  const auto found = cells_.find(group_tag);
   return found == cells_.end() ? std::vector<std::shared_ptr<MessageBuffer>>()
                                : std::exchange(found->second, {});
 }
@@ -82,16 +82,16 @@ void Network::post_cell_receives() {
     auto buffer = acquire_buffer();
     Request& request = buffer->request_from(-1, 0);
     const std::uint64_t tag = tag_of(0, Traffic::point_to_point, 0);
-    const std::uint64_t any_group = tag_of(kMaxGroupId, Traffic::collective, 0);
-    if (!endpoint_->receive(Endpoint::kAnyone, tag, buffer->first(NetworkChannel::kMaxMessageBytes),
-                            request, any_group))
+    const std::uint64_t any_group = tag_of(kMaxGroupTag, Traffic::collective, 0);
+    if (!endpoint_->receive(Endpoint::kAnySource, tag,
+                            buffer->first(NetworkChannel::kMaxMessageBytes), request, any_group))
       return;  // the queue is full: the next call posts the rest
     posted_.push_back(std::move(buffer));
   }
 }
 
 /// Distributes arrived cells to their groups. Drops malformed ones and those of groups that this
-/// process has left.
+/// process has departed from.
 void Network::sort_cells() {
   std::erase_if(posted_, [&](const std::shared_ptr<MessageBuffer>& buffer) {
     if (!buffer->is_idle()) return false;
@@ -99,7 +99,7 @@ void Network::sort_cells() {
     CellAddress address;
     std::memcpy(&address, buffer->header(), sizeof address);
     if (request.error() != 0 || request.bytes() < MessageBuffer::kHeaderBytes) return true;
-    if (const auto found = cells_.find(address.group_id); found != cells_.end())
+    if (const auto found = cells_.find(address.group_tag); found != cells_.end())
       found->second.push_back(buffer);
     return true;
   });
@@ -114,7 +114,7 @@ std::shared_ptr<MessageBuffer> Network::acquire_buffer() {
 }
 
 void Network::close() noexcept {
-  const Deadline deadline = deadline_after(kCloseFlushTimeout);
+  const Deadline deadline = deadline_after(kEndpointFlushTimeout);
   try {
     while (has_outstanding() && Clock::now() < deadline) endpoint_->progress();
   } catch (const Error&) {

@@ -18,25 +18,25 @@
 
 namespace tccl::ofi {
 
-constexpr std::uint32_t kMaxGroupId = 0xfffff;
+constexpr std::uint32_t kMaxGroupTag = 0xfffff;
 
-/// The tag of a message, in 48 bits because some providers have no more: the receiver's id of the
-/// group (20 bits), the kind of traffic (1), the sequence number of the message (27, modulo).
-constexpr std::uint64_t tag_of(std::uint32_t group_id, Traffic traffic, std::uint64_t number) {
-  return (std::uint64_t{group_id & kMaxGroupId} << 28) |
-         (std::uint64_t{traffic == Traffic::point_to_point} << 27) | (number & 0x7ffffff);
+/// The tag of a message, in 48 bits because some providers have no more: the receiver's group tag
+/// (20 bits), the kind of traffic (1), the sequence number of the message (27, modulo).
+constexpr std::uint64_t tag_of(std::uint32_t group_tag, Traffic traffic, std::uint64_t sequence) {
+  return (std::uint64_t{group_tag & kMaxGroupTag} << 28) |
+         (std::uint64_t{traffic == Traffic::point_to_point} << 27) | (sequence & 0x7ffffff);
 }
 
 /// How to reach a rank of another host.
 struct RankAddress {
-  Endpoint::Peer peer = Endpoint::kAnyone;
-  std::uint32_t group_id = 0;  // the receiver's id of the group
+  FabricAddress fabric_address = Endpoint::kAnySource;
+  std::uint32_t group_tag = 0;  // of the receiver
 };
 
 /// Start of the header of a point-to-point cell: its destination group and its source.
 struct CellAddress {
   std::uint64_t group_uid;
-  std::uint32_t group_id;
+  std::uint32_t group_tag;
   std::int32_t source;  // rank in the group
 };
 
@@ -54,10 +54,10 @@ class Network {
   [[nodiscard]] Endpoint& endpoint() noexcept { return *endpoint_; }
   [[nodiscard]] ControlPlane& control() noexcept { return control_; }
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
-  /// A new id under which this process receives messages of a group. Cells with this id are kept
-  /// for take_cells() until release_group_id().
-  std::uint32_t allocate_group_id();
-  void release_group_id(std::uint32_t id) noexcept;
+  /// A new group tag: the part of the message tag by which this process receives messages of one
+  /// group. Cells with this tag are kept for take_cells() until release_group_tag().
+  std::uint32_t allocate_group_tag();
+  void release_group_tag(std::uint32_t group_tag) noexcept;
 
   /// When the last reference goes, requests that have not completed are cancelled.
   std::shared_ptr<MessageBuffer> acquire_buffer();
@@ -65,7 +65,7 @@ class Network {
   /// Returns the point-to-point cells that arrived for a group. Cells of all groups arrive in one
   /// small set of posted receives, so that the memory for them does not grow with the number of
   /// groups.
-  std::vector<std::shared_ptr<MessageBuffer>> take_cells(std::uint32_t group_id);
+  std::vector<std::shared_ptr<MessageBuffer>> take_cells(std::uint32_t group_tag);
 
   /// Progresses the endpoint, unless another thread does.
   void progress() { endpoint_->try_progress(); }
@@ -89,8 +89,8 @@ class Network {
   std::unique_ptr<Endpoint> endpoint_;
   ControlPlane control_;
   std::mutex cells_mutex_;  // guards the rest
-  std::uint32_t last_group_id_ = 0;
-  std::map<std::uint32_t, std::vector<std::shared_ptr<MessageBuffer>>> cells_;  // by group id
+  std::uint32_t last_group_tag_ = 0;
+  std::map<std::uint32_t, std::vector<std::shared_ptr<MessageBuffer>>> cells_;  // by group tag
   std::vector<std::shared_ptr<MessageBuffer>> posted_;  // receives for cells of any group
 };
 

@@ -13,8 +13,8 @@ namespace {
 static_assert(sizeof(OpRecord) == MessageBuffer::kHeaderBytes,
               "the header of a message is its operation's record");
 
-/// After the control connection has reported that a rank is gone, its last messages may still
-/// arrive on the data connection for this long.
+/// After the control connection has reported that a rank has departed or died, its last messages
+/// may still arrive on the data connection for this long.
 constexpr std::chrono::milliseconds kDepartureGrace{50};
 
 }  // namespace
@@ -23,10 +23,10 @@ OfiChannel::OfiChannel(Network& network, Members& members, Options options)
     : network_(network),
       members_(members),
       addresses_(std::move(options.addresses)),
-      own_group_id_(options.own_group_id),
+      own_group_tag_(options.own_group_tag),
       log_(*options.log),
       algorithm_name_(options.algorithm_name),
-      poll_interrupt_(std::move(options.poll_interrupt)),
+      check_interrupt_(std::move(options.check_interrupt)),
       counts_(addresses_.size()) {}
 
 void OfiChannel::begin(const OpRecord& record, std::optional<Deadline> deadline,
@@ -40,13 +40,14 @@ void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<co
   const auto buffer = std::static_pointer_cast<MessageBuffer>(message);
   std::memcpy(buffer->header(), &record_, sizeof record_);
   for (const int rank : to) {
-    members_.enter(rank);
+    members_.open_traffic(rank);
     Request& request = buffer->request_to(rank);
     const std::uint64_t tag =
-        tag_of(address(rank).group_id, Traffic::collective, counts(rank).sent);
+        tag_of(address(rank).group_tag, Traffic::collective, counts(rank).sent);
     wait(rank, std::nullopt, [&] {
       return try_post(rank, "sending to", [&] {
-        return network_.endpoint().send(address(rank).peer, tag, buffer->first(bytes), request);
+        return network_.endpoint().send(address(rank).fabric_address, tag, buffer->first(bytes),
+                                        request);
       });
     });
     ++counts(rank).sent;
@@ -57,15 +58,15 @@ void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<co
 }
 
 NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
-  members_.enter(from);
+  members_.open_traffic(from);
   auto buffer = network_.acquire_buffer();
-  const std::uint64_t number = counts(from).receives_posted++;
-  Request& request = buffer->request_from(from, number);
-  const std::uint64_t tag = tag_of(own_group_id_, Traffic::collective, number);
+  const std::uint64_t sequence = counts(from).receives_posted++;
+  Request& request = buffer->request_from(from, sequence);
+  const std::uint64_t tag = tag_of(own_group_tag_, Traffic::collective, sequence);
   wait(from, std::nullopt, [&] {
     return try_post(from, "receiving from", [&] {
-      return network_.endpoint().receive(address(from).peer, tag, buffer->first(kMaxMessageBytes),
-                                         request);
+      return network_.endpoint().receive(address(from).fabric_address, tag,
+                                         buffer->first(kMaxMessageBytes), request);
     });
   });
   return buffer;
@@ -74,7 +75,7 @@ NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
 std::size_t OfiChannel::received_bytes(const MessagePtr& message) {
   auto& buffer = static_cast<MessageBuffer&>(*message);
   const Request& request = buffer.incoming();
-  wait(buffer.from(), buffer.number(), [&] { return request.done(); });
+  wait(buffer.from(), buffer.sequence(), [&] { return request.done(); });
   if (request.error() != 0)
     throw_send_or_receive_error(buffer.from(), "receiving from",
                                 library().strerror(request.error()));
@@ -98,7 +99,7 @@ const std::byte* OfiChannel::await(const MessagePtr& message, std::size_t bytes)
 /// In operations that do not synchronise all ranks (broadcast, gather ...) one rank may be ahead of
 /// the other: then compare with this rank's operation of the same sequence number.
 void OfiChannel::check_record(int from, const OpRecord& theirs) const {
-  if (theirs.chain == record_.chain) return;
+  if (theirs.digest == record_.digest) return;
   if (!is_valid(theirs))
     throw Error(Errc::system,
                 formatted("{}: malformed message from {}", operation(), members_.who(from)),
@@ -146,7 +147,7 @@ void OfiChannel::throw_send_or_receive_error(int rank, const char* what,
               formatted("{}: {} {}: {}", operation(), what, members_.who(rank), reason), {rank});
 }
 
-void OfiChannel::wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready) {
+void OfiChannel::wait(int rank, std::optional<std::uint64_t> sequence, FunctionRef<bool()> ready) {
   const auto poll = [&] {
     if (ready()) return true;
     network_.progress();
@@ -156,29 +157,29 @@ void OfiChannel::wait(int rank, std::optional<std::uint64_t> number, FunctionRef
   if (!deadline_) deadline_ = deadline_after(timeout_);
   std::optional<Clock::time_point> lost_since;
   sleep_until(EndpointSleeper(network_.endpoint()), poll, [&] {
-    check_wait(rank, number, lost_since);
+    check_wait(rank, sequence, lost_since);
     return false;
   });
 }
 
-void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> number,
+void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> sequence,
                             std::optional<Clock::time_point>& lost_since) {
   if (members_.failed()) throw members_.failure();
   const auto now = Clock::now();
-  if (number && members_.will_never_come(rank, Traffic::collective, *number))
+  if (sequence && members_.cannot_arrive(rank, Traffic::collective, *sequence))
     throw members_.peer_lost_error(rank, operation());
-  // A rank that has left normally may have sent the awaited message before, but receives no more.
+  // A rank that has departed may have sent the awaited message before, but receives no more.
   const PeerState state = members_.state_of(rank);
-  if (state == PeerState::died || (state == PeerState::left && !number)) {
+  if (state == PeerState::died || (state == PeerState::departed && !sequence)) {
     if (!lost_since) lost_since = now;
     if (now - *lost_since >= kDepartureGrace) throw members_.peer_lost_error(rank, operation());
   }
-  if (poll_interrupt_ && now >= next_interrupt_poll_) {
-    next_interrupt_poll_ = now + kInterruptPeriod;
-    poll_interrupt_();
+  if (check_interrupt_ && now >= next_interrupt_check_) {
+    next_interrupt_check_ = now + kInterruptPeriod;
+    check_interrupt_();
   }
   if (now >= *deadline_)
-    throw timeout_error(rank, number ? "nothing received from" : "cannot send to");
+    throw timeout_error(rank, sequence ? "nothing received from" : "cannot send to");
 }
 
 Error OfiChannel::timeout_error(int rank, const char* reason) const {

@@ -25,10 +25,10 @@ class OfiChannel final : public NetworkChannel {
   using AlgorithmName = const char* (*)(std::uint8_t index);
   struct Options {
     std::vector<RankAddress> addresses;  // by rank
-    std::uint32_t own_group_id = 0;
+    std::uint32_t own_group_tag = 0;
     const OperationLog* log = nullptr;  // of this rank; outlives the channel
     AlgorithmName algorithm_name = nullptr;
-    std::function<void()> poll_interrupt;
+    std::function<void()> check_interrupt;
   };
   OfiChannel(Network& network, Members& members, Options options);
 
@@ -48,7 +48,8 @@ class OfiChannel final : public NetworkChannel {
   /// Does not wait for unsent messages.
   void end() { remove_completed(); }
   [[nodiscard]] bool has_outstanding() const noexcept { return !pending_sends_.empty(); }
-  /// Waits until all messages were sent or their receivers are gone, at most until the deadline.
+  /// Waits until all messages were sent or their receivers have departed or died, at most until the
+  /// deadline.
   void close(Deadline deadline) noexcept;
 
  private:
@@ -60,10 +61,10 @@ class OfiChannel final : public NetworkChannel {
   [[nodiscard]] const RankAddress& address(int rank) const {
     return addresses_[static_cast<std::size_t>(rank)];
   }
-  /// Waits for ready(). `number`: the message of that rank that is waited for, if it is a receive.
-  /// Throws if the group fails, the rank is lost, or the operation times out.
-  void wait(int rank, std::optional<std::uint64_t> number, FunctionRef<bool()> ready);
-  void check_wait(int rank, std::optional<std::uint64_t> number,
+  /// Waits for ready(). `sequence`: the message of that rank that is waited for, if it is a
+  /// receive. Throws if the group fails, the rank is lost, or the operation times out.
+  void wait(int rank, std::optional<std::uint64_t> sequence, FunctionRef<bool()> ready);
+  void check_wait(int rank, std::optional<std::uint64_t> sequence,
                   std::optional<Clock::time_point>& lost_since);
   [[nodiscard]] Error timeout_error(int rank, const char* why) const;
   void remove_completed();
@@ -76,16 +77,16 @@ class OfiChannel final : public NetworkChannel {
   Network& network_;
   Members& members_;
   std::vector<RankAddress> addresses_;
-  std::uint32_t own_group_id_;
+  std::uint32_t own_group_tag_;
   const OperationLog& log_;
   AlgorithmName algorithm_name_;
-  std::function<void()> poll_interrupt_;
+  std::function<void()> check_interrupt_;
   std::vector<Counts> counts_;
   PendingSends pending_sends_;
   OpRecord record_;
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};
-  Clock::time_point next_interrupt_poll_;
+  Clock::time_point next_interrupt_check_;
 };
 
 }  // namespace tccl::ofi

@@ -12,17 +12,17 @@ namespace {
 constexpr std::size_t kMaxUnsentCells = 16;
 constexpr std::size_t kCellBytes = std::size_t{64} << 10;
 /// Minimum time between two wake-ups of a peer's progress thread.
-constexpr auto kWakeInterval = std::chrono::milliseconds(200);
+constexpr auto kWakeNoticeInterval = std::chrono::milliseconds(200);
 /// Cells further ahead of the next expected one are invalid.
 constexpr std::uint64_t kMaxReorderDistance = std::uint64_t{1} << 20;
-/// Claims of eager bytes go with the next cell, or with an empty cell after this many bytes.
-constexpr std::uint64_t kMaxUnreportedClaims = std::uint64_t{256} << 10;
+/// Credit is returned with the next cell, or with a credit cell after this many bytes.
+constexpr std::uint64_t kMaxUnsentCredit = std::uint64_t{256} << 10;
 
 /// Header of a cell.
 struct Envelope {
   CellAddress address;
-  std::uint64_t sequence;       // among the source's cells for this rank
-  std::uint64_t eager_claimed;  // see Link::eager_claimed()
+  std::uint64_t sequence;         // among the source's cells for this rank
+  std::uint64_t returned_credit;  // in all, by the source
   CellHeader cell;
 };
 static_assert(sizeof(Envelope) <= MessageBuffer::kHeaderBytes);
@@ -42,13 +42,15 @@ class OfiLink final : public Link {
   }
 
   void post(const CellHeader& header, const void* payload) override {
-    p2p_.members_.enter(rank_);
+    p2p_.members_.open_traffic(rank_);
     auto buffer = p2p_.network_.acquire_buffer();
     if (header.payload_bytes > kCellBytes) throw Error(Errc::internal, "a cell is too long");
     const RankAddress& to = p2p_.addresses_[static_cast<std::size_t>(rank_)];
-    const Envelope envelope{
-        {p2p_.members_.uid(), to.group_id, p2p_.members_.rank()}, posted_++, claimed_, header};
-    reported_claims_ = claimed_;
+    const Envelope envelope{{p2p_.members_.group_uid(), to.group_tag, p2p_.members_.rank()},
+                            posted_++,
+                            credit_,
+                            header};
+    sent_credit_ = credit_;
     std::memcpy(buffer->header(), &envelope, sizeof envelope);
     kernels::copy(buffer->data(), payload, header.payload_bytes);
     buffer->request_to(rank_);
@@ -62,7 +64,7 @@ class OfiLink final : public Link {
   /// Rate-limited: a stopped receiver would accumulate wake-up notices.
   void wake_progress_thread() override {
     const auto now = Clock::now();
-    if (now - last_wake_ < kWakeInterval) return;
+    if (now - last_wake_ < kWakeNoticeInterval) return;
     last_wake_ = now;
     p2p_.members_.wake_progress_thread(rank_);
   }
@@ -77,39 +79,39 @@ class OfiLink final : public Link {
       ++from.next;
       Envelope envelope;
       std::memcpy(&envelope, buffer->header(), sizeof envelope);
-      their_claims_ = envelope.eager_claimed;
-      if (envelope.cell.kind != CellKind::nothing) each(envelope.cell, buffer->data());
+      received_credit_ = envelope.returned_credit;
+      if (envelope.cell.kind != CellKind::credit) each(envelope.cell, buffer->data());
       any = true;
     }
-    if (claimed_ - reported_claims_ >= kMaxUnreportedClaims && has_room())
-      post({CellKind::nothing, 0, 0, 0, 0}, nullptr);
+    if (credit_ - sent_credit_ >= kMaxUnsentCredit && has_room())
+      post({CellKind::credit, 0, 0, 0, 0}, nullptr);
     return any;
   }
 
   [[nodiscard]] bool is_drained() const override {
-    return p2p_.members_.will_never_come(rank_, Traffic::point_to_point,
-                                         p2p_.incoming_[static_cast<std::size_t>(rank_)].next);
+    return p2p_.members_.cannot_arrive(rank_, Traffic::point_to_point,
+                                       p2p_.incoming_[static_cast<std::size_t>(rank_)].next);
   }
-  void claim_eager(std::uint64_t bytes) override { claimed_ += bytes; }
-  [[nodiscard]] std::uint64_t eager_claimed() const override { return their_claims_; }
+  void return_credit(std::uint64_t bytes) override { credit_ += bytes; }
+  [[nodiscard]] std::uint64_t returned_credit() const override { return received_credit_; }
 
  private:
   OfiP2p& p2p_;
   int rank_;
   std::uint64_t posted_ = 0;
   Clock::time_point last_wake_;
-  std::uint64_t claimed_ = 0;          // bytes of its eager messages that matched a receive here
-  std::uint64_t reported_claims_ = 0;  // of these, the part that was sent to it
-  std::uint64_t their_claims_ = 0;     // the same in the other direction, as it reported
+  std::uint64_t credit_ = 0;           // in all: its eager messages that matched a receive here
+  std::uint64_t sent_credit_ = 0;      // the part of it that was sent to that rank
+  std::uint64_t received_credit_ = 0;  // in all, from that rank
   std::deque<std::shared_ptr<MessageBuffer>> unsent_;
 };
 
 OfiP2p::OfiP2p(Network& network, Members& members, std::vector<RankAddress> addresses,
-               std::uint32_t own_group_id)
+               std::uint32_t own_group_tag)
     : network_(network),
       members_(members),
       addresses_(std::move(addresses)),
-      own_group_id_(own_group_id),
+      own_group_tag_(own_group_tag),
       incoming_(addresses_.size()) {}
 
 std::unique_ptr<Link> OfiP2p::link_to(int rank) { return std::make_unique<OfiLink>(*this, rank); }
@@ -117,9 +119,9 @@ std::unique_ptr<Link> OfiP2p::link_to(int rank) { return std::make_unique<OfiLin
 bool OfiP2p::send_queued(int rank) {
   const auto found = queued_.find(rank);
   if (found == queued_.end()) return true;
-  // libfabric would try for ever to connect to a process that is gone.
-  const bool is_gone = members_.failed() || members_.state_of(rank) != PeerState::alive;
-  if (!is_gone && !try_send(rank, found->second)) return false;
+  // libfabric would try for ever to connect to a process that has died.
+  const bool is_pointless = members_.failed() || members_.state_of(rank) != PeerState::alive;
+  if (!is_pointless && !try_send(rank, found->second)) return false;
   queued_.erase(found);
   return true;
 }
@@ -131,9 +133,9 @@ bool OfiP2p::send_all_queued() {
 
 bool OfiP2p::try_send(int rank, const QueuedCell& cell) {
   const RankAddress& to = addresses_[static_cast<std::size_t>(rank)];
-  const std::uint64_t tag = tag_of(to.group_id, Traffic::point_to_point, 0);
+  const std::uint64_t tag = tag_of(to.group_tag, Traffic::point_to_point, 0);
   try {
-    if (!network_.endpoint().send(to.peer, tag, cell.buffer->first(cell.bytes),
+    if (!network_.endpoint().send(to.fabric_address, tag, cell.buffer->first(cell.bytes),
                                   *cell.buffer->sends().front().request))
       return false;
   } catch (const Error& error) {
@@ -146,7 +148,7 @@ bool OfiP2p::try_send(int rank, const QueuedCell& cell) {
 }
 
 void OfiP2p::collect() {
-  for (const auto& buffer : network_.take_cells(own_group_id_)) accept(buffer);
+  for (const auto& buffer : network_.take_cells(own_group_tag_)) add_arrived(buffer);
   if (const auto error = pending_sends_.remove_completed())
     note_send_error(error->rank, error->reason);
   send_all_queued();
@@ -169,12 +171,12 @@ void OfiP2p::throw_if_unexplained() {
 }
 
 /// Drops invalid cells: any process can send to the endpoint.
-void OfiP2p::accept(const std::shared_ptr<MessageBuffer>& buffer) {
+void OfiP2p::add_arrived(const std::shared_ptr<MessageBuffer>& buffer) {
   Envelope envelope;
   std::memcpy(&envelope, buffer->header(), sizeof envelope);
   const int source = envelope.address.source;
   const bool is_remote = source >= 0 && source < members_.size() && !members_.is_local(source);
-  if (!is_remote || envelope.address.group_uid != members_.uid() ||
+  if (!is_remote || envelope.address.group_uid != members_.group_uid() ||
       envelope.cell.payload_bytes != buffer->incoming().bytes() - MessageBuffer::kHeaderBytes)
     return;
   Incoming& from = incoming_[static_cast<std::size_t>(source)];
@@ -185,7 +187,7 @@ void OfiP2p::close(Deadline deadline) noexcept {
   pending_sends_.close(network_, members_, deadline, [this] { return send_all_queued(); });
   queued_.clear();
   update_sending();
-  network_.release_group_id(own_group_id_);
+  network_.release_group_tag(own_group_tag_);
 }
 
 }  // namespace tccl::ofi

@@ -23,7 +23,7 @@ namespace tccl::ofi {
 class OfiP2p {
  public:
   OfiP2p(Network& network, Members& members, std::vector<RankAddress> addresses,
-         std::uint32_t own_group_id);
+         std::uint32_t own_group_tag);
 
   [[nodiscard]] std::unique_ptr<Link> link_to(int rank);
   /// Accepts arrived cells and sends queued ones. Throws Error{system} if sending failed and the
@@ -34,7 +34,8 @@ class OfiP2p {
     return sending_.load(std::memory_order_relaxed);
   }
   [[nodiscard]] Network& network() noexcept { return network_; }
-  /// Waits until all cells were sent or their receivers are gone, at most until the deadline.
+  /// Waits until all cells were sent or their receivers have departed or died, at most until the
+  /// deadline.
   void close(Deadline deadline) noexcept;
 
  private:
@@ -47,7 +48,7 @@ class OfiP2p {
     std::shared_ptr<MessageBuffer> buffer;
     std::size_t bytes = 0;
   };
-  void accept(const std::shared_ptr<MessageBuffer>& buffer);
+  void add_arrived(const std::shared_ptr<MessageBuffer>& buffer);
   void update_sending() {
     sending_.store(!queued_.empty() || !pending_sends_.empty(), std::memory_order_relaxed);
   }
@@ -61,7 +62,7 @@ class OfiP2p {
   Network& network_;
   Members& members_;
   std::vector<RankAddress> addresses_;
-  std::uint32_t own_group_id_;
+  std::uint32_t own_group_tag_;
   std::vector<Incoming> incoming_;  // by rank
   std::atomic<bool> sending_{false};
   std::map<int, QueuedCell> queued_;  // by rank: a cell that libfabric has not accepted yet

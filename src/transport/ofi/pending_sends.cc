@@ -11,7 +11,7 @@ namespace {
 /// Between two polls of close().
 constexpr std::chrono::milliseconds kClosePollInterval{1};
 
-bool all_receivers_gone(const MessageBuffer& buffer, const Members& members) {
+bool no_receiver_is_alive(const MessageBuffer& buffer, const Members& members) {
   return std::ranges::all_of(buffer.sends(), [&](const MessageBuffer::Send& send) {
     return members.state_of(send.to) != PeerState::alive;
   });
@@ -37,7 +37,7 @@ void PendingSends::close(Network& network, const Members& members, Deadline dead
     while ((!send_queued() || !empty()) && !members.failed() && Clock::now() < deadline) {
       network.progress();
       std::erase_if(buffers_, [&](const auto& buffer) {
-        return buffer->is_idle() || all_receivers_gone(*buffer, members);
+        return buffer->is_idle() || no_receiver_is_alive(*buffer, members);
       });
       network.endpoint().sleep(empty() ? std::chrono::milliseconds(0) : kClosePollInterval);
     }

@@ -33,9 +33,9 @@ class PendingSends {
   /// Removes messages that were sent. Returns the first error of their sends, if any.
   std::optional<SendError> remove_completed();
 
-  /// Waits until every message was sent or its receivers are gone, the group has failed, or the
-  /// deadline. `send_queued` sends messages that libfabric did not accept before; returns true if
-  /// none is left. The list is empty afterwards.
+  /// Waits until every message was sent or its receivers have departed or died, the group has
+  /// failed, or the deadline. `send_queued` sends messages that libfabric did not accept before;
+  /// returns true if none remains. The list is empty afterwards.
   void close(Network& network, const Members& members, Deadline deadline,
              FunctionRef<bool()> send_queued) noexcept;
 

@@ -1,5 +1,5 @@
-// Arena: the shared memory of this context, allocated in leases of whole pages. The ranks of this
-// host map all of it, so a lease is known to them by its offset.
+// Arena: the shared memory of this context, allocated in whole pages. The ranks of this host map
+// all of it, so they know an allocation by its offset.
 // Thread safety: every method may be called from any thread.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace tccl::shm {
 
-struct Lease {
+struct Allocation {
   std::size_t offset = 0;
   std::size_t bytes = 0;
 };
@@ -23,28 +23,32 @@ class Arena {
  public:
   explicit Arena(std::size_t bytes);
 
-  /// `give_back` is called, without a lock, when there is no room: it may free leases. Then the
-  /// lease is tried once more.
-  void set_reserve(std::function<void()> give_back) { give_back_reserve_ = std::move(give_back); }
+  /// Called without a lock when there is no room; it may free memory. Then the allocation is tried
+  /// once more.
+  void set_on_exhausted(std::function<void()> on_exhausted) {
+    on_exhausted_ = std::move(on_exhausted);
+  }
 
   /// Page-aligned and zeroed. Throws Error{system} when the arena has no room.
-  Lease lease(std::size_t bytes);
+  Allocation allocate(std::size_t bytes);
   /// One page, from a part of the arena that holds only group headers: a late member of an earlier
   /// group may still read the header at this offset, and must find a header.
-  Lease lease_header();
+  Allocation allocate_header();
   /// Returns the pages to the operating system.
-  void give_back(const Lease& lease) noexcept;
+  void deallocate(const Allocation& allocation) noexcept;
 
-  [[nodiscard]] std::byte* at(const Lease& lease) const { return memory_->base() + lease.offset; }
+  [[nodiscard]] std::byte* at(const Allocation& allocation) const {
+    return memory_->base() + allocation.offset;
+  }
   [[nodiscard]] const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
 
  private:
   using FreeList = std::map<std::size_t, std::size_t>;  // offset -> bytes, neighbours merged
-  Lease take(FreeList& list, std::size_t bytes);
-  std::optional<Lease> try_take(FreeList& list, std::size_t bytes);
+  Allocation take(FreeList& list, std::size_t bytes);
+  std::optional<Allocation> try_take(FreeList& list, std::size_t bytes);
 
   std::shared_ptr<SharedMemory> memory_;
-  std::function<void()> give_back_reserve_;
+  std::function<void()> on_exhausted_;
   std::mutex mutex_;
   FreeList headers_;
   FreeList data_;

@@ -25,8 +25,8 @@ struct CellRing {
   static std::size_t bytes(std::size_t payload_bytes) {
     return sizeof(CellRing) + kCells * cell_stride(payload_bytes);
   }
-  [[nodiscard]] std::byte* cell(std::uint64_t number, std::size_t payload_bytes) {
-    return reinterpret_cast<std::byte*>(this + 1) + (number % kCells) * cell_stride(payload_bytes);
+  [[nodiscard]] std::byte* cell(std::uint64_t index, std::size_t payload_bytes) {
+    return reinterpret_cast<std::byte*>(this + 1) + (index % kCells) * cell_stride(payload_bytes);
   }
 };
 

@@ -1,9 +1,9 @@
 // Region: the layout of one rank's part of a group in its own shared memory, which the ranks of its
-// host map: a header page (Region) and a body with one line per peer and the slots.
+// host map: a header page (Region) and a body with one PeerCounters per peer and the slots.
 //
 // Only the owner writes here, except atomic words: peers ring the two doorbells and mark the region
-// as failed. A region is freed only when every peer has left the group
-// or died (Group::try_reclaim), so a late write never hits another group's region.
+// as failed. A region is freed only when every peer has departed
+// or died (LocalGroup::try_free), so a late write never hits another group's region.
 // Thread safety: see the pairing comment of each atomic.
 #pragma once
 
@@ -44,13 +44,13 @@ struct FailureRecord {
   char text[1600];
 };
 
-/// One posted step.
-struct alignas(64) StepLine {
+/// One posted step: its position, digest and inline data, in one cache line.
+struct alignas(64) StepHeader {
   std::atomic<Position> position;  // stored last: ShmBoard::post() releases, wait_for() acquires
-  std::uint64_t chain;             // of the operation that the step belongs to: see OpRecord
-  std::byte payload[Board::kLineBytes];
+  std::uint64_t digest;            // of the operation that the step belongs to: see OpRecord
+  std::byte inline_data[Board::kInlineBytes];
 };
-static_assert(sizeof(StepLine) == 64);
+static_assert(sizeof(StepHeader) == 64);
 
 /// Where the thread that runs the owner's collectives sleeps.
 struct CollectiveDoorbell : Doorbell {
@@ -58,18 +58,18 @@ struct CollectiveDoorbell : Doorbell {
 };
 
 /// What a rank keeps per peer for point-to-point traffic.
-struct alignas(64) PeerLine {
-  std::atomic<std::uint64_t> ring_offset;    // of my ring to that peer; 0: no ring yet
-  std::atomic<std::uint64_t> cells_taken;    // cells that I have taken from that peer's ring
-  std::atomic<std::uint64_t> eager_matched;  // bytes of its eager messages that matched a receive
+struct alignas(64) PeerCounters {
+  std::atomic<std::uint64_t> ring_offset;      // of my ring to that peer; 0: no ring yet
+  std::atomic<std::uint64_t> cells_taken;      // cells that I have taken from that peer's ring
+  std::atomic<std::uint64_t> returned_credit;  // in all, for its eager messages
 };
 
 struct Region {
-  alignas(64) std::atomic<std::uint64_t> uid;  // of the group; any other value: the owner has left
-  std::uint64_t body_offset;                   // in the owner's shared memory
-  std::atomic<std::uint32_t> closed;           // 1: the owner has left the group in good order
-  std::atomic<std::uint32_t> failed_by;        // 1 + the rank whose failure record holds the reason
-  StepLine steps[kSlots];  // the owner's last steps; step number i is in line i % kSlots
+  alignas(64) std::atomic<std::uint64_t> group_uid;  // any other value: the owner has departed
+  std::uint64_t body_offset;                         // in the owner's shared memory
+  std::atomic<std::uint32_t> departed;   // 1: the owner has left the group in good order
+  std::atomic<std::uint32_t> failed_by;  // 1 + the rank whose failure record holds the reason
+  StepHeader step_headers[kSlots];       // the owner's last steps; global step i at i % kSlots
   alignas(64) std::atomic<std::uint64_t> acknowledged;  // in-place reads before this step are done
   CollectiveDoorbell collective_doorbell;
   Doorbell p2p_doorbell;  // for threads that wait for the owner's sends and receives
@@ -93,11 +93,11 @@ struct RegionLayout {
     const auto ranks = static_cast<std::size_t>(size);
     // At least one largest element, or a pair of 64-bit counts, per rank.
     const std::size_t area = round_up(std::max(chunk_bytes, kMaxElementBytes * ranks), 64);
-    const std::size_t slots = round_up(ranks * sizeof(PeerLine), 4096);
+    const std::size_t slots = round_up(ranks * sizeof(PeerCounters), 4096);
     return {chunk_bytes, area, slots, slots + kSlots * 2 * area};
   }
-  [[nodiscard]] std::size_t slot_offset(std::uint64_t step) const {
-    return slots_offset + (step % kSlots) * 2 * area_bytes;
+  [[nodiscard]] std::size_t slot_offset(std::uint64_t global_step) const {
+    return slots_offset + (global_step % kSlots) * 2 * area_bytes;
   }
 };
 

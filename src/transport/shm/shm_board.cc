@@ -14,12 +14,12 @@ constexpr std::chrono::milliseconds kGraceForOtherHosts{1000};
 
 }  // namespace
 
-ShmBoard::ShmBoard(Group& group, Heap& heap, AlgorithmName algorithm_name,
-                   std::function<void()> poll_interrupt, BackoffPolicy backoff)
+ShmBoard::ShmBoard(LocalGroup& group, Heap& heap, AlgorithmName algorithm_name,
+                   std::function<void()> check_interrupt, BackoffPolicy backoff)
     : group_(group),
       heap_(heap),
       algorithm_name_(algorithm_name),
-      poll_interrupt_(std::move(poll_interrupt)),
+      check_interrupt_(std::move(check_interrupt)),
       views_(static_cast<std::size_t>(group.size())),
       heartbeats_(views_.size()),
       backoff_(backoff) {
@@ -31,7 +31,7 @@ void ShmBoard::begin(const OpRecord& record, std::optional<Deadline> deadline,
                      std::chrono::milliseconds timeout) {
   record_ = record;
   step_ = 0;
-  origin_ = 0;
+  first_step_ = 0;
   deadline_ = deadline;
   timeout_ = timeout;
 }
@@ -39,18 +39,19 @@ void ShmBoard::begin(const OpRecord& record, std::optional<Deadline> deadline,
 void ShmBoard::end() {
   if (any_read_) acknowledge_reads();
   if (any_published_) await_acknowledgements();
-  window_ = {};
-  base_ += step_;
+  peer_written_ = {};
+  steps_before_ += step_;
 }
 
 void ShmBoard::fail() noexcept {
-  if (window_.empty()) return;
+  if (peer_written_.empty()) return;
   try {
-    group_.keep(heap_.detach(window_.data(), window_.size()));
+    group_.keep_alive(heap_.unshare(peer_written_.data(), peer_written_.size()));
   } catch (const std::exception&) {
-    log_warning("out of memory: late ranks may write to the tensor of a failed operation", rank());
+    log_warning("out of memory: late ranks may write to the tensor of a failed operation",
+                group_.global_rank(rank()));
   }
-  window_ = {};
+  peer_written_ = {};
 }
 
 Board::Offset ShmBoard::publish_in_place(const void* memory, std::size_t bytes, int reader) {
@@ -70,8 +71,8 @@ const std::byte* ShmBoard::read_in_place(int peer, Offset offset) {
 }
 
 void ShmBoard::acknowledge_reads() {
-  check_alive();
-  group_.mine().acknowledged.store(base_ + step_,
+  throw_if_failed();
+  group_.mine().acknowledged.store(next_global_step(),
                                    std::memory_order_release);  // pairs with has_acknowledged()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer) {
@@ -85,10 +86,10 @@ void ShmBoard::acknowledge_reads() {
 /// A rank that fails is marked before it returns to its caller, who may then change the memory. So
 /// a reader that finds no mark after reading has read valid data. A third rank may have set the
 /// mark, so all regions are checked.
-void ShmBoard::check_alive() const {
+void ShmBoard::throw_if_failed() const {
   std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before the check of marks
   for (int rank = 0; rank < size(); ++rank)
-    if (group_.knows_failure(rank)) throw group_.failure_seen_by(rank);
+    if (group_.is_marked_failed(rank)) throw group_.failure_of(rank);
 }
 
 void ShmBoard::await_acknowledgements() {
@@ -107,28 +108,28 @@ void ShmBoard::await_acknowledgements() {
 
 bool ShmBoard::has_acknowledged(int peer) const {
   return group_.region(peer).acknowledged.load(std::memory_order_acquire) >=
-         base_ + step_;  // pairs with acknowledge_reads()
+         next_global_step();  // pairs with acknowledge_reads()
 }
 
 Board::Slot ShmBoard::open_step() {
-  const Step step = base_ + step_;
-  // This step reuses the slot of step - kSlots. A peer that has posted the second step after that
-  // one has finished reading it: within one operation by the rules of board.h, and a peer that has
-  // begun another operation has read all steps of those before.
+  const GlobalStep global_step = next_global_step();
+  // This step reuses the slot of global_step - kSlots. A peer that has posted the second step after
+  // that one has finished reading it: within one operation by the rules of board.h, and a peer that
+  // has begun another operation has read all steps of those before.
   static_assert(kSlots > 2);
-  if (step >= kSlots)
+  if (global_step >= kSlots)
     for (int peer = 0; peer < size(); ++peer)
-      if (peer != rank()) wait_for(peer, step - kSlots + 2);
-  std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(step);
-  return {group_.mine().steps[step % kSlots].payload, slot, slot + area_bytes()};
+      if (peer != rank()) wait_for(peer, global_step - kSlots + 2);
+  std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(global_step);
+  return {group_.mine().step_headers[global_step % kSlots].inline_data, slot, slot + area_bytes()};
 }
 
 void ShmBoard::post() {
-  StepLine& line = group_.mine().steps[(base_ + step_) % kSlots];
-  line.chain = record_.chain;
+  StepHeader& header = group_.mine().step_headers[next_global_step() % kSlots];
+  header.digest = record_.digest;
   ++step_;
-  line.position.store(position_of(record_.sequence, step_),
-                      std::memory_order_release);  // pairs with wait_for()
+  header.position.store(position_of(record_.sequence, step_),
+                        std::memory_order_release);  // pairs with wait_for()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank()) ring_if_awaited(peer);
@@ -142,10 +143,10 @@ void ShmBoard::ring_if_awaited(int peer) {
 }
 
 Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
-  const Step number = base_ + origin_ + step;
-  wait_for(peer, number);
-  const std::byte* slot = group_.body(peer) + group_.layout().slot_offset(number);
-  return {line_of(peer, number).payload, slot, slot + area_bytes()};
+  const GlobalStep global_step = steps_before_ + first_step_ + step;
+  wait_for(peer, global_step);
+  const std::byte* slot = group_.body(peer) + group_.layout().slot_offset(global_step);
+  return {header_of(peer, global_step).inline_data, slot, slot + area_bytes()};
 }
 
 double ShmBoard::factor(int rank) const {
@@ -153,24 +154,24 @@ double ShmBoard::factor(int rank) const {
 }
 
 /// Waits until the peer has posted a step that this rank has posted. The peer cannot be so far
-/// ahead that it overwrites the line: for that it needs a later step of this rank.
-void ShmBoard::wait_for(int peer, Step step) {
+/// ahead that it overwrites the header: for that it needs a later step of this rank.
+void ShmBoard::wait_for(int peer, GlobalStep global_step) {
   PeerView& view = views_[static_cast<std::size_t>(peer)];
-  if (view.arrived > step) return;
-  const StepLine& mine = line_of(rank(), step);
-  const StepLine& theirs = line_of(peer, step);
+  if (view.arrived > global_step) return;
+  const StepHeader& mine = header_of(rank(), global_step);
+  const StepHeader& theirs = header_of(peer, global_step);
   // Relaxed: this thread stored it in post().
   const Position target = mine.position.load(std::memory_order_relaxed);
   const auto arrived = [&] {
     if (reached(theirs.position.load(std::memory_order_acquire), target))  // pairs with post()
       return true;
-    if (poll_hook_) poll_hook_();
+    if (progress_network_) progress_network_();
     return false;
   };
   if (!spin_then_yield(arrived, backoff_) && !sleep_until_arrived(peer, arrived))
     throw explain(peer, [&](int other) { return reached(position_seen(other), target); });
-  if (theirs.chain != mine.chain) throw_mismatch(peer, common_sequence(peer));
-  view.arrived = step + 1;
+  if (theirs.digest != mine.digest) throw_mismatch(peer, common_sequence(peer));
+  view.arrived = global_step + 1;
 }
 
 bool ShmBoard::sleep_until_arrived(int peer, FunctionRef<bool()> arrived) {
@@ -190,12 +191,12 @@ bool ShmBoard::must_give_up(int peer) {
   compare_logs(peer);
   const auto now = Clock::now();
   update_heartbeats(now);
-  if (poll_interrupt_ && now >= next_interrupt_poll_) {
-    next_interrupt_poll_ = now + kInterruptPeriod;
-    poll_interrupt_();
+  if (check_interrupt_ && now >= next_interrupt_check_) {
+    next_interrupt_check_ = now + kInterruptPeriod;
+    check_interrupt_();
   }
   // The rank that waits for another host names the rank at fault, so its timeout comes first.
-  const auto grace = poll_hook_ ? kGraceForOtherHosts : std::chrono::milliseconds(0);
+  const auto grace = progress_network_ ? kGraceForOtherHosts : std::chrono::milliseconds(0);
   return group_.failed() || group_.state_of(peer) != PeerState::alive || now >= *deadline_ + grace;
 }
 
@@ -204,7 +205,7 @@ void ShmBoard::compare_logs(int peer) {
   PeerView& view = views_[static_cast<std::size_t>(peer)];
   const std::uint32_t common = common_sequence(peer);
   if (common == view.matched) return;
-  if (group_.region(peer).log.at(common).chain != group_.mine().log.at(common).chain)
+  if (group_.region(peer).log.at(common).digest != group_.mine().log.at(common).digest)
     throw_mismatch(peer, common);
   view.matched = common;
 }
@@ -218,7 +219,7 @@ std::uint32_t ShmBoard::common_sequence(int peer) const {
 
 void ShmBoard::update_heartbeats(Clock::time_point now) {
   for (int peer = 0; peer < size(); ++peer)
-    heartbeats_[static_cast<std::size_t>(peer)].update(group_.heartbeat(peer), now);
+    heartbeats_[static_cast<std::size_t>(peer)].update(group_.liveness_counter(peer), now);
 }
 
 std::string ShmBoard::operation() const {
@@ -227,10 +228,10 @@ std::string ShmBoard::operation() const {
 }
 
 Position ShmBoard::position_seen(int peer) const {
-  const StepLine* lines = group_.region(peer).steps;
-  Position latest = lines[0].position.load(std::memory_order_acquire);  // pairs with post()
-  for (const StepLine& line : std::span(lines, kSlots)) {
-    const Position position = line.position.load(std::memory_order_acquire);  // pairs with post()
+  const StepHeader* headers = group_.region(peer).step_headers;
+  Position latest = headers[0].position.load(std::memory_order_acquire);  // pairs with post()
+  for (const StepHeader& header : std::span(headers, kSlots)) {
+    const Position position = header.position.load(std::memory_order_acquire);  // pairs with post()
     if (reached(position, latest)) latest = position;
   }
   return latest;

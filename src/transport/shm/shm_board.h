@@ -15,8 +15,8 @@
 #include "base/function_ref.h"
 #include "health/heartbeat_watcher.h"
 #include "transport/board.h"
-#include "transport/shm/group.h"
 #include "transport/shm/heap.h"
+#include "transport/shm/local_group.h"
 
 namespace tccl::shm {
 
@@ -24,9 +24,9 @@ class ShmBoard final : public Board {
  public:
   /// Error messages name algorithms, which this layer does not know.
   using AlgorithmName = const char* (*)(std::uint8_t index);
-  /// `poll_interrupt` may be empty; see Context::Options.
-  ShmBoard(Group& group, Heap& heap, AlgorithmName algorithm_name,
-           std::function<void()> poll_interrupt, BackoffPolicy backoff);
+  /// `check_interrupt` may be empty; see Context::Options.
+  ShmBoard(LocalGroup& group, Heap& heap, AlgorithmName algorithm_name,
+           std::function<void()> check_interrupt, BackoffPolicy backoff);
 
   [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
   [[nodiscard]] int size() const noexcept override { return group_.size(); }
@@ -39,7 +39,7 @@ class ShmBoard final : public Board {
   Slot open_step() override;
   void post() override;
   PeerSlot await(int peer, std::uint32_t step) override;
-  void count_from_here() override { origin_ = step_; }
+  void reset_step_numbers() override { first_step_ = step_; }
   [[nodiscard]] Offset offset_of(const void* memory, std::size_t bytes) const override {
     return heap_.offset_of(memory, bytes).value_or(0);
   }
@@ -48,9 +48,11 @@ class ShmBoard final : public Board {
   }
   Offset publish_in_place(const void* memory, std::size_t bytes, int reader) override;
   const std::byte* read_in_place(int peer, Offset offset) override;
-  void open_window(std::byte* memory, std::size_t bytes) override { window_ = {memory, bytes}; }
-  void close_window() override { window_ = {}; }
-  void check_alive() const override;
+  void declare_peer_written(std::byte* memory, std::size_t bytes) override {
+    peer_written_ = {memory, bytes};
+  }
+  void clear_peer_written() override { peer_written_ = {}; }
+  void throw_if_failed() const override;
   [[nodiscard]] double factor(int rank) const override;
   [[nodiscard]] int global_rank(int rank) const override { return group_.global_rank(rank); }
   [[nodiscard]] std::string operation() const override;
@@ -62,25 +64,29 @@ class ShmBoard final : public Board {
   void end();
   /// Instead of end(), when the operation has failed on this rank.
   void fail() noexcept;
-  /// Called while waiting for a rank of this host: messages to and from other hosts need a thread
-  /// that polls the network.
-  void set_poll_hook(std::function<void()> poll_hook) { poll_hook_ = std::move(poll_hook); }
+  /// Called while waiting for a rank of this host, because messages to and from other hosts need a
+  /// thread that makes the network progress.
+  void set_progress_network(std::function<void()> progress_network) {
+    progress_network_ = std::move(progress_network);
+  }
 
  private:
   /// Steps are numbered through all operations of the group, identically on all ranks.
-  using Step = std::uint64_t;
+  using GlobalStep = std::uint64_t;
   /// What this rank knows about a peer.
   struct PeerView {
     bool published_to = false;  // in this operation
     bool read_from = false;
     std::uint32_t matched = 0;  // sequence number up to which the logs were compared
-    Step arrived = 0;           // steps before this one have arrived with a matching chain
+    GlobalStep arrived = 0;     // steps before this one have arrived with a matching digest
   };
 
-  [[nodiscard]] const StepLine& line_of(int rank, Step step) const {
-    return group_.region(rank).steps[step % kSlots];
+  [[nodiscard]] const StepHeader& header_of(int rank, GlobalStep global_step) const {
+    return group_.region(rank).step_headers[global_step % kSlots];
   }
-  void wait_for(int peer, Step step);
+  /// The next step that this rank posts.
+  [[nodiscard]] GlobalStep next_global_step() const { return steps_before_ + step_; }
+  void wait_for(int peer, GlobalStep global_step);
   void ring_if_awaited(int peer);
   void acknowledge_reads();
   void await_acknowledgements();
@@ -98,25 +104,25 @@ class ShmBoard final : public Board {
   [[nodiscard]] Error explain_timeout(FunctionRef<bool(int)> arrived) const;
   [[nodiscard]] std::string ranks_in_operation() const;
 
-  Group& group_;
+  LocalGroup& group_;
   Heap& heap_;
   AlgorithmName algorithm_name_;
-  std::function<void()> poll_interrupt_;
-  std::function<void()> poll_hook_;
+  std::function<void()> check_interrupt_;
+  std::function<void()> progress_network_;
   std::vector<PeerView> views_;  // by rank
-  std::vector<HeartbeatWatcher>
-      heartbeats_;  // by rank; apart, because only a sleeping rank uses them
+  /// By rank; apart, because only a sleeping rank uses them.
+  std::vector<HeartbeatWatcher> heartbeats_;
   BackoffPolicy backoff_;
-  OpRecord record_;             // of the current operation
-  std::uint32_t step_ = 0;      // steps posted in it
-  std::uint32_t origin_ = 0;    // the step that is number 0 for await()
-  bool any_published_ = false;  // views_ with published_to
-  bool any_read_ = false;       // views_ with read_from
-  std::span<std::byte> window_;
-  Step base_ = 0;  // steps posted in all operations before
+  OpRecord record_;               // of the current operation
+  std::uint32_t step_ = 0;        // steps posted in it
+  std::uint32_t first_step_ = 0;  // the step that is number 0 for await()
+  bool any_published_ = false;    // views_ with published_to
+  bool any_read_ = false;         // views_ with read_from
+  std::span<std::byte> peer_written_;
+  GlobalStep steps_before_ = 0;  // steps posted in all operations before
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};
-  Clock::time_point next_interrupt_poll_;
+  Clock::time_point next_interrupt_check_;
 };
 
 }  // namespace tccl::shm

@@ -10,12 +10,12 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 }  // namespace
 
 void ShmBoard::throw_mismatch(int peer, std::uint32_t sequence) const {
-  // The chains may have diverged at an earlier operation that did not synchronise: name the first.
+  // The digests may have diverged at an earlier operation that did not synchronise: name the first.
   const OperationLog& mine = group_.mine().log;
   const OperationLog& theirs = group_.region(peer).log;
   const auto differs = [&](std::uint32_t candidate) {
     return mine.contains(candidate) && theirs.contains(candidate) &&
-           mine.at(candidate).chain != theirs.at(candidate).chain;
+           mine.at(candidate).digest != theirs.at(candidate).digest;
   };
   std::uint32_t first = sequence;
   for (std::uint32_t back = 1; back < OperationLog::kLength / 2 && differs(sequence - back); ++back)
@@ -34,7 +34,7 @@ void ShmBoard::throw_mismatch(int peer, std::uint32_t sequence) const {
 Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
   if (group_.failed()) return group_.failure();
   const PeerState state = group_.state_of(peer);
-  if (state == PeerState::left) return group_.peer_lost_error(peer, operation());
+  if (state == PeerState::departed) return group_.peer_lost_error(peer, operation());
   if (state == PeerState::died)
     return {
         Errc::peer_lost,

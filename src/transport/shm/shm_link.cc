@@ -15,7 +15,7 @@ bool ShmLink::has_room() {
 
 void ShmLink::open_ring() {
   std::size_t offset = 0;
-  ring_ = new (group_.lease_more(CellRing::bytes(cell_bytes_), &offset)) CellRing();
+  ring_ = new (group_.allocate_more(CellRing::bytes(cell_bytes_), &offset)) CellRing();
   mine().ring_offset.store(offset, std::memory_order_release);  // pairs with take()
 }
 
@@ -51,12 +51,12 @@ bool ShmLink::take(Take each) {
 }
 
 // Relaxed, both: a late value only delays eager messages.
-void ShmLink::claim_eager(std::uint64_t bytes) {
-  mine().eager_matched.fetch_add(bytes, std::memory_order_relaxed);
+void ShmLink::return_credit(std::uint64_t bytes) {
+  mine().returned_credit.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-std::uint64_t ShmLink::eager_claimed() const {
-  return theirs().eager_matched.load(std::memory_order_relaxed);
+std::uint64_t ShmLink::returned_credit() const {
+  return theirs().returned_credit.load(std::memory_order_relaxed);
 }
 
 }  // namespace tccl::shm

@@ -4,13 +4,13 @@
 
 #include "transport/link.h"
 #include "transport/shm/cell_ring.h"
-#include "transport/shm/group.h"
+#include "transport/shm/local_group.h"
 
 namespace tccl::shm {
 
 class ShmLink final : public Link {
  public:
-  ShmLink(Group& group, int peer, std::size_t cell_bytes)
+  ShmLink(LocalGroup& group, int peer, std::size_t cell_bytes)
       : group_(group), peer_(peer), cell_bytes_(cell_bytes) {}
 
   [[nodiscard]] std::size_t cell_bytes() const noexcept override { return cell_bytes_; }
@@ -20,15 +20,15 @@ class ShmLink final : public Link {
   void wake_progress_thread() override { group_.peer(peer_).wake_progress_thread(); }
   bool take(Take each) override;
   [[nodiscard]] bool is_drained() const override { return true; }  // a posted cell has arrived
-  void claim_eager(std::uint64_t bytes) override;
-  [[nodiscard]] std::uint64_t eager_claimed() const override;
+  void return_credit(std::uint64_t bytes) override;
+  [[nodiscard]] std::uint64_t returned_credit() const override;
 
  private:
   void open_ring();
-  [[nodiscard]] PeerLine& mine() const { return group_.line(group_.rank(), peer_); }
-  [[nodiscard]] PeerLine& theirs() const { return group_.line(peer_, group_.rank()); }
+  [[nodiscard]] PeerCounters& mine() const { return group_.peer_counters(group_.rank(), peer_); }
+  [[nodiscard]] PeerCounters& theirs() const { return group_.peer_counters(peer_, group_.rank()); }
 
-  Group& group_;
+  LocalGroup& group_;
   int peer_;
   std::size_t cell_bytes_;
   CellRing* ring_ = nullptr;  // created by the first post

@@ -1,7 +1,7 @@
 // The page at the start of each process's shared memory that shows its state to the other processes
 // of the host: alive, stalled, departed or dead.
 //
-// The monitor thread holds the robust mutex `alive`. When the process dies, the kernel sets
+// The monitor thread holds `liveness_mutex`, a robust mutex. When the process dies, the kernel sets
 // FUTEX_OWNER_DIED in the mutex word within a fraction of a millisecond, long before it tears down
 // the memory of the process. Peers read that word with a plain load.
 #pragma once
@@ -16,10 +16,10 @@
 
 namespace tccl {
 
-struct Heartbeat {
-  Digest token;           // random; proves that a mapping is the memory that was announced
-  pthread_mutex_t alive;  // robust, held by the monitor thread
-  alignas(64) std::atomic<std::uint32_t> beats;            // incremented every kHeartbeatPeriod
+struct ProcessPage {
+  Digest token;                    // random; proves that a mapping is the memory of the PeerInfo
+  pthread_mutex_t liveness_mutex;  // robust, held by the monitor thread
+  alignas(64) std::atomic<std::uint32_t> heartbeats;       // incremented every kHeartbeatPeriod
   std::atomic<std::uint32_t> departed;                     // 1 after an orderly close
   alignas(64) std::atomic<std::uint32_t> progress_signal;  // wakes the owner's progress thread
 };

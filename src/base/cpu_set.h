@@ -1,4 +1,5 @@
-// Lists of core numbers, and thread affinity. Thread-safe.
+// Lists of logical CPUs, by Linux's numbers, and thread affinity. Thread-safe. Texts for users call
+// them cores.
 #pragma once
 
 #include <pthread.h>
@@ -11,16 +12,16 @@
 namespace tccl {
 
 /// Parses "0,1,28-31"; keeps order and duplicates. Throws Error{invalid_argument}.
-std::vector<int> parse_cores(std::string_view text);
+std::vector<int> parse_cpus(std::string_view text);
 
 /// Formats a list, with consecutive numbers as ranges: "0,1,28-31".
-std::string cores_text(std::span<const int> cores);
+std::string cpus_text(std::span<const int> cpus);
 
 /// The affinity mask of the calling thread, ascending.
-std::vector<int> cores_of_this_thread();
+std::vector<int> cpus_of_this_thread();
 
-/// Sets a thread's affinity mask; the cores may be outside the process's own mask. Returns false
+/// Sets a thread's affinity mask; the CPUs may be outside the process's own mask. Returns false
 /// and changes nothing if one of them is not online or not in this process's cpuset (cgroup).
-bool pin(pthread_t thread, std::span<const int> cores);
+bool pin(pthread_t thread, std::span<const int> cpus);
 
 }  // namespace tccl

@@ -1,0 +1,153 @@
+#include "transport/shm/local_group.h"
+
+#include "base/format.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace tccl::shm {
+namespace {
+
+std::vector<Allocation> allocate_both(Arena& arena, std::size_t body_bytes) {
+  const Allocation header = arena.allocate_header();
+  try {
+    return {header, arena.allocate(body_bytes)};
+  } catch (...) {
+    arena.deallocate(header);
+    throw;
+  }
+}
+
+}  // namespace
+
+LocalGroup::LocalGroup(Arena& arena, Identity identity, RegionLayout layout)
+    : arena_(arena),
+      identity_(std::move(identity)),
+      layout_(layout),
+      allocations_(allocate_both(arena, layout.total_bytes)),
+      mine_(reinterpret_cast<Region*>(arena.at(allocations_.front()))) {
+  // Zeroed memory is a valid region. It is not overwritten as a whole: members of an earlier group
+  // at this offset may still load group_uid, atomically, to learn that the owner has departed.
+  mine_->body_offset = allocations_.back().offset;
+  for (StepHeader& header : mine_->step_headers)
+    header.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
+  mine_->group_uid.store(identity_.group_uid, std::memory_order_release);  // pairs with state_of()
+}
+
+LocalGroup::~LocalGroup() {
+  // Without members no other rank has seen the region: the rendezvous failed.
+  if (members_.empty())
+    for (const Allocation& allocation : allocations_) arena_.deallocate(allocation);
+}
+
+void LocalGroup::set_members(std::vector<Member> members, std::vector<int> global_ranks,
+                             int global_rank) {
+  rank_ = static_cast<int>(std::ranges::find(global_ranks, global_rank) - global_ranks.begin());
+  members_ = std::move(members);
+  global_ranks_ = std::move(global_ranks);
+}
+
+std::string LocalGroup::who(int rank) const {
+  return formatted("rank {} ({})", global_rank(rank), peer(rank).where());
+}
+
+PeerState LocalGroup::state_of(int rank) const noexcept {
+  const Region& other = region(rank);
+  // Check for departure first: a process that exited in good order has released its mutex.
+  if (other.group_uid.load(std::memory_order_acquire) != identity_.group_uid ||
+      other.departed.load(std::memory_order_acquire) != 0 ||  // pairs with close(), try_free()
+      peer(rank).has_departed())
+    return PeerState::departed;
+  return peer(rank).died() ? PeerState::died : PeerState::alive;
+}
+
+std::byte* LocalGroup::allocate_more(std::size_t bytes, std::size_t* offset) {
+  const std::lock_guard lock(mutex_);
+  allocations_.push_back(arena_.allocate(bytes));
+  *offset = allocations_.back().offset;
+  return arena_.at(allocations_.back());
+}
+
+void LocalGroup::keep_alive(std::shared_ptr<const void> object) {
+  const std::lock_guard lock(mutex_);
+  kept_alive_.push_back(std::move(object));
+}
+
+bool LocalGroup::is_marked_failed(int rank) const noexcept {
+  return region(rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid &&
+         region(rank).failed_by.load(std::memory_order_acquire) != 0;  // pairs with mark_failed()
+}
+
+Error LocalGroup::failure_of(int rank) const {
+  const auto reporter =
+      region(rank).failed_by.load(std::memory_order_acquire);  // pairs with mark_failed()
+  const FailureRecord& record = region(static_cast<int>(reporter) - 1).failure;
+  std::vector<int> ranks(record.ranks, record.ranks + record.rank_count);
+  return {record.code, record.text, std::move(ranks)};
+}
+
+Error LocalGroup::peer_lost_error(int rank, const std::string& operation) const {
+  if (state_of(rank) == PeerState::died)
+    return {
+        Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {global_rank(rank)}};
+  // It may have departed because the group failed, before the failing rank could mark our region.
+  if (is_marked_failed(rank)) return failure_of(rank);
+  return {Errc::peer_lost,
+          formatted("{} left group {}, but {} needs it", who(rank), identity_.name, operation),
+          {global_rank(rank)}};
+}
+
+Error LocalGroup::fail(const Error& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (freed_) return reason;       // the memory may belong to another group now
+  if (failed()) return failure();  // the first failing rank marks the others
+  FailureRecord& record = mine_->failure;
+  record.code = reason.code();
+  std::strncpy(record.text, reason.what(), sizeof record.text - 1);
+  record.rank_count =
+      static_cast<std::int32_t>(std::min(reason.ranks().size(), std::size(record.ranks)));
+  std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
+  mark_failed(*mine_);
+  // The loads of group_uid pair with LocalGroup() and try_free().
+  for (int rank = 0; rank < size(); ++rank)
+    if (region(rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid)
+      mark_failed(region(rank));
+  return failure();
+}
+
+void LocalGroup::mark_failed(Region& other) noexcept {
+  // A region that is marked already keeps its first reason.
+  std::uint32_t expected = 0;
+  other.failed_by.compare_exchange_strong(
+      expected, static_cast<std::uint32_t>(rank()) + 1,
+      std::memory_order_acq_rel);  // pairs with failed(), is_marked_failed()
+  doorbell_fence();
+  other.collective_doorbell.ring_if_sleeping();
+  other.p2p_doorbell.ring_if_sleeping();
+}
+
+void LocalGroup::close() noexcept {
+  mine_->departed.store(1, std::memory_order_release);  // pairs with state_of()
+  doorbell_fence();
+  // The loads of group_uid pair with LocalGroup() and try_free().
+  for (int rank = 0; rank < size(); ++rank) {
+    if (region(rank).group_uid.load(std::memory_order_acquire) != identity_.group_uid) continue;
+    region(rank).collective_doorbell.ring_if_sleeping();
+    region(rank).p2p_doorbell.ring_if_sleeping();
+  }
+}
+
+bool LocalGroup::try_free() noexcept {
+  for (int rank = 0; rank < size(); ++rank)
+    if (rank != this->rank() && state_of(rank) == PeerState::alive) return false;
+  const std::lock_guard lock(mutex_);
+  freed_ = true;
+  mine_->group_uid.store(0, std::memory_order_release);  // pairs with state_of()
+  for (const Allocation& allocation : allocations_) arena_.deallocate(allocation);
+  allocations_.clear();
+  kept_alive_.clear();
+  return true;
+}
+
+}  // namespace tccl::shm

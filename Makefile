@@ -8,7 +8,7 @@ VENV_PYTHON := .venv/bin/python
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
                      cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help setup setup-tests build wheel native standin demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help setup setup-tests build wheel library standin demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -46,7 +46,7 @@ wheel: setup
 	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" . ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
 
 # The C++ library and its tests, without torch.
-native: setup
+library: setup
 	cmake --preset release --log-level=WARNING
 	cmake --build --preset release
 
@@ -58,15 +58,15 @@ standin: setup
 demo: build
 	$(VENV_PYTHON) examples/demo.py $(ARGS)
 
-test: build native standin setup-tests
+test: build library standin setup-tests
 	$(VENV_PYTHON) tools/run_tests.py -m "not slow" $(ARGS)
 
-test-all: build native standin setup-tests
+test-all: build library standin setup-tests
 	@tools/setup.sh applications
 	@tools/setup.sh docs
 	$(VENV_PYTHON) tools/run_tests.py $(ARGS)
 
-lint: build native standin
+lint: build library standin
 	@tools/setup.sh lint
 	tools/lint.sh
 
@@ -89,7 +89,7 @@ bench: build
 bench-hosts: build setup-tests
 	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)
 
-mutants: build native
+mutants: build library
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)
 
 applications: build

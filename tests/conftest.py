@@ -20,7 +20,7 @@ def program():
 
     def find(name: str) -> Path:
         path = BUILD_DIR / "tests" / name
-        assert path.exists(), f"{path} is not built: make native"
+        assert path.exists(), f"{path} is not built: make library"
         return path
 
     return find
@@ -113,7 +113,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line("  ".join(padded).rstrip())
 
 
-# ---- side by side (pytest-xdist)
+# ---- the parallel phase (pytest-xdist)
 
 
 def pytest_collection_modifyitems(items):

@@ -101,7 +101,7 @@ def check_wait_timeout(rank: int, size: int) -> None:
     assert x.eq(size).all()
 
 
-@pytest.mark.alone  # measures time
+@pytest.mark.serial  # measures time
 def test_wait_timeout():
     run_ranks(2, check_wait_timeout)
 

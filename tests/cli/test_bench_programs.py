@@ -80,7 +80,7 @@ def test_wrong_losses_are_detected():
             check_losses("ccl", [2.0, wrong], [2.0, 1.0])
 
 
-@pytest.mark.alone  # Pss changes when other processes map or unmap torch's libraries
+@pytest.mark.serial  # Pss changes when other processes map or unmap torch's libraries
 def test_memory_in_use_counts_and_freed_memory_does_not():
     before = pss_kib()
     private, shared = torch.ones(4 << 20), mmap.mmap(-1, 8 << 20)  # 16 and 8 MiB

@@ -24,7 +24,7 @@ def build_with_defaults(prefix, build) -> None:
 
 
 def install_release(prefix, build) -> None:
-    """What `make native` has built."""
+    """What `make library` has built."""
     shell('cmake --install "$1" --prefix "$2"', BUILD_DIR, prefix)
 
 

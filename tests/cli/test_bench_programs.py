@@ -98,7 +98,7 @@ def test_footprint_measurements():
     figures = footprint.waiting(1, no_progress, wait_s=0.2)
     figures += footprint.memory(1, no_progress, size=2)
     figures += footprint.start_up(1, no_progress, sizes=(2,))
-    assert [figure.unit for figure in figures] == ["% of a core"] * 3 + ["MiB"] * 6 + [
+    assert [figure.unit for figure in figures] == ["% of a CPU"] * 3 + ["MiB"] * 6 + [
         "ms",
         "ms",
         "x",

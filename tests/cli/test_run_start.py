@@ -1,4 +1,4 @@
-"""`torch-ccl run`: variables, arguments, cores and ports of the ranks, and invalid options."""
+"""`torch-ccl run`: variables, arguments, CPUs and ports of the ranks, and invalid options."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from support.run_command import (
     run,
     started,
 )
-from torch_ccl.agent.cores import cores, split_cores
+from torch_ccl.agent.cores import cores_of, split_cores
 
 
 def test_rank_variables_arguments_and_cores(tmp_path, script):
@@ -36,7 +36,7 @@ def test_rank_variables_arguments_and_cores(tmp_path, script):
         assert first and second and not first & second
         assert first | second == set(cpus)
         assert [int(row["threads"]) for row in reports] == [
-            share.threads for share in split_cores(cores(cpus), 2)
+            share.threads for share in split_cores(cores_of(cpus), 2)
         ]
     assert command.err == ""
 
@@ -64,13 +64,13 @@ def test_no_pin_and_omp_num_threads_of_the_user(tmp_path, script):
         assert row["threads"] == "7"
 
 
-def test_more_ranks_than_cores_are_not_pinned(tmp_path, script):
+def test_more_ranks_than_cpus_are_not_pinned(tmp_path, script):
     count = len(os.sched_getaffinity(0))
     command = run(tmp_path, "-n", str(count + 1), script(REPORT_ENVIRONMENT))
     assert len(command.reports()) == count + 1
     assert all(len(row["cpus"]) == count for row in command.reports())
     assert command.err.splitlines() == [
-        f"torch-ccl run: host {socket.gethostname()}: {count + 1} ranks on {count} cores: "
+        f"torch-ccl run: host {socket.gethostname()}: {count + 1} ranks on {count} CPUs: "
         "not pinned"
     ]
 

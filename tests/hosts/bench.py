@@ -25,7 +25,7 @@ from support.rank_environments import rank_environments
 from support.virtual_hosts import Host, virtual_hosts
 from torch_ccl.cli.bench.cases import Case
 from torch_ccl.cli.bench.progress import Step, progress_bar
-from torch_ccl.cli.bench.ranks import EXIT_TIMEOUT_S, Ranks
+from torch_ccl.cli.bench.ranks import EXIT_TIMEOUT_S, RankConnections
 from torch_ccl.cli.bench.report import BackgroundLoad, JsonObject, write_json
 from torch_ccl.cli.bench.summary import Summary, time_summary_text
 from torch_ccl.cli.bench.timing import WARM_UP, TimingRanks
@@ -51,7 +51,7 @@ def start_hosts(count: int, congestion_control: str) -> Iterator[list[Host]]:
 @contextlib.contextmanager
 def start_ranks(
     hosts: list[Host], layout: list[int], task: str, backends: list[str], port: int, **more: str
-) -> Iterator[Ranks]:
+) -> Iterator[RankConnections]:
     processes, pipes = [], []
     try:
         for host, environment in rank_environments(hosts, layout, port, **more):
@@ -60,7 +60,7 @@ def start_ranks(
             words = [sys.executable, RANK_SCRIPT, str(theirs.fileno()), task, ",".join(backends)]
             processes.append(host.start(words, env=environment, pass_fds=[theirs.fileno()]))
             theirs.close()
-        ranks = Ranks(pipes)
+        ranks = RankConnections(pipes)
         ranks.replies()  # "ready"
         yield ranks
         ranks.stop()

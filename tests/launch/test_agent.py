@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.run_command import BOUND_S
 from torch_ccl.agent import ports
-from torch_ccl.agent.cores import Core, cores, format_cpu_list, parse_cpu_list, split_cores
+from torch_ccl.agent.cores import Core, cores_of, format_cpu_list, parse_cpu_list, split_cores
 
 
 def make_machine(root: Path, nodes: list[str], siblings: list[str]) -> None:
@@ -24,13 +24,13 @@ def make_machine(root: Path, nodes: list[str], siblings: list[str]) -> None:
 
 @pytest.fixture
 def machine(tmp_path):
-    """Two nodes of four cores with two threads each, numbered as Intel's are."""
+    """Two nodes of four cores with two CPUs each, numbered as Intel's are."""
     make_machine(tmp_path, ["0-3,8-11", "4-7,12-15"], [f"{k},{k + 8}" for k in range(8)])
     return tmp_path
 
 
 def core_sets(root: Path, cpus: str, ranks: int) -> list[str]:
-    available = cores(parse_cpu_list(cpus), root)
+    available = cores_of(parse_cpu_list(cpus), root)
     return [format_cpu_list(each.cpus) for each in split_cores(available, ranks)]
 
 
@@ -47,7 +47,7 @@ def core_sets(root: Path, cpus: str, ranks: int) -> list[str]:
         ("2-6", 2, ["2-3", "4-6"]),  # what this process may use
         ("0-3", 2, ["0-1", "2-3"]),
         ("0,4-7", 4, ["0", "4-5", "6", "7"]),
-        ("1,9", 2, ["1", "9"]),  # two threads of one core, if there is nothing else
+        ("1,9", 2, ["1", "9"]),  # the two CPUs of one core, if there is nothing else
     ],
 )
 def test_split_cores(machine, cpus, ranks, expected):
@@ -61,7 +61,7 @@ def test_split_cores_with_fewer_ranks_than_nodes(tmp_path):
 
 
 def test_split_cores_without_topology_files(tmp_path):
-    assert cores([0, 1], tmp_path) == [Core(0, (0,)), Core(0, (1,))]
+    assert cores_of([0, 1], tmp_path) == [Core(0, (0,)), Core(0, (1,))]
     assert core_sets(tmp_path, "0-3", 2) == ["0-1", "2-3"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.mpi_hosts import AS_ROOT
-from support.slurm_cluster import FEATURE, PARTITION, Cluster, Finished, cluster
+from support.slurm_cluster import FEATURE, PARTITION, Cluster, SlurmResult, cluster
 
 SCRIPTS = Path(__file__).parents[1] / "compat/scripts"
 TWO_BY_TWO = ("-N", "2", "--tasks-per-node", "2")
@@ -39,17 +39,17 @@ def expected(launcher: str, hosts: tuple[str, ...] = HOSTS) -> list[str]:
     ]
 
 
-def lines_of(finished: Finished) -> list[str]:
+def lines_of(finished: SlurmResult) -> list[str]:
     assert finished.code == 0, f"exit code {finished.code}\n{finished.out}\n{finished.err}"
     return sorted(finished.out.splitlines())
 
 
-def submit(slurm: Cluster, directory: Path, *words: str, **environment: str) -> Finished:
+def submit(slurm: Cluster, directory: Path, *words: str, **environment: str) -> SlurmResult:
     """Runs the command as a batch script, which Slurm starts on the first of two nodes."""
     out, err = directory / "batch.out", directory / "batch.err"
     options = (*TWO_BY_TWO, f"--output={out}", f"--error={err}")
     job = slurm.submit(*options, f"--wrap={shlex.join(words)}", **environment)
-    return Finished(job.code, out.read_text(), err.read_text())
+    return SlurmResult(job.code, out.read_text(), err.read_text())
 
 
 # ---- steps

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import Finished, run
+from support.commands import CommandResult, run
 from support.launchers import clean_environment
 from support.standin_device import environment
 
@@ -40,7 +40,7 @@ if __name__ == "__main__":
 """
 
 
-def run_training(directory: Path, backend: str = "", **more: str) -> Finished:
+def run_training(directory: Path, backend: str = "", **more: str) -> CommandResult:
     script = directory / "train.py"
     script.write_text(SCRIPT)
     wanted = clean_environment(**environment(devices=2), **more)

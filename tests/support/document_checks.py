@@ -5,10 +5,10 @@ import os
 import re
 from typing import NamedTuple
 
-from torch_ccl.agent.cores import cores
+from torch_ccl.agent.cores import cores_of
 
 from support import profile_table
-from support.launchers import HYDRA_LABEL, INTEL_MPI, SIZE, Finished, split_by_label
+from support.launchers import HYDRA_LABEL, INTEL_MPI, SIZE, RankOutput, split_by_label
 
 PROMPT = re.compile(r"(\S+@\S+)?\$ ")
 
@@ -16,30 +16,30 @@ PROMPT = re.compile(r"(\S+@\S+)?\$ ")
 # ---- the output of each rank; `text` is the script
 
 
-def print_nothing(ranks: list[Finished], text: str) -> None:
+def print_nothing(ranks: list[RankOutput], text: str) -> None:
     for rank in ranks:
         assert not rank.out, rank.out
         assert not rank.err, rank.err
 
 
-def is_rank_line(line: str, rank: Finished) -> bool:
+def is_rank_line(line: str, rank: RankOutput) -> bool:
     """Whether the line has two numbers: the rank, then the size."""
     return re.findall(r"\d+", line) == [str(rank.rank), str(SIZE)]
 
 
-def print_rank(ranks: list[Finished], text: str) -> None:
+def print_rank(ranks: list[RankOutput], text: str) -> None:
     for rank in ranks:
         lines = rank.out.splitlines()
         assert len(lines) == 1 and is_rank_line(lines[0], rank), rank.out
         assert not rank.err, rank.err
 
 
-def print_rank_and_profile(ranks: list[Finished], text: str) -> None:
+def print_rank_and_profile(ranks: list[RankOutput], text: str) -> None:
     for rank in ranks:
         check_rank_and_profile(rank)
 
 
-def check_rank_and_profile(rank: Finished) -> None:
+def check_rank_and_profile(rank: RankOutput) -> None:
     rank_line, table = rank.out.split("\n", 1)
     assert is_rank_line(rank_line, rank), rank.out
     assert profile_table.rows(table, "pg::") == [
@@ -54,12 +54,12 @@ def check_rank_and_profile(rank: Finished) -> None:
     assert not profile_table.without_log(rank.err), rank.err
 
 
-def print_same_weights(ranks: list[Finished], text: str) -> None:
+def print_same_weights(ranks: list[RankOutput], text: str) -> None:
     printed = {rank.out for rank in ranks}
     assert len(printed) == 1 and printed.pop().startswith("weights [["), ranks
 
 
-def print_iterations(ranks: list[Finished], text: str) -> None:
+def print_iterations(ranks: list[RankOutput], text: str) -> None:
     """Every line that the script prints for an iteration and a device, then data and weights."""
     formats = re.findall(r'print\("([^"]*)"\.format\(i, device\)\)', text)
     (steps,) = re.findall(r"for i in range\((\d+)\)", text)
@@ -115,7 +115,7 @@ def print_ranks(ran: Ran) -> None:
 def print_profiles(ran: Ran) -> None:
     printed = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
     for rank in range(SIZE):
-        check_rank_and_profile(Finished(rank, printed[str(rank)], ""))
+        check_rank_and_profile(RankOutput(rank, printed[str(rank)], ""))
 
 
 def print_shown_lines(ran: Ran) -> None:
@@ -165,7 +165,7 @@ def settings(ran: Ran, local_rank: int) -> dict:
 
     preloaded = re.search(r"^\s*export LD_PRELOAD=", ran.block, re.MULTILINE) is not None
     cpus = sorted(os.sched_getaffinity(0))
-    machine = len(cores(cpus))
+    machine = len(cores_of(cpus))
     if ran.mpiexec == INTEL_MPI:
         mask = int(value("I_MPI_PIN_DOMAIN").strip("[]").split(",")[local_rank], 16)
         cpus = [cpu for cpu in cpus if mask >> cpu & 1]

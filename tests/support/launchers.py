@@ -1,6 +1,6 @@
 """Starts a script on two ranks with each launcher, and separates the output of the ranks.
 
-run_script(LAUNCHERS["torchrun"], path) returns one Finished per rank. A launcher is a row of
+run_script(LAUNCHERS["torchrun"], path) returns one RankOutput per rank. A launcher is a row of
 LAUNCHERS: a function that gets a command line without the interpreter, a free port and a directory.
 It writes <rank>.stdout and <rank>.stderr there and returns the exit codes. It sets no variable
 that the real launcher sets itself.
@@ -30,7 +30,7 @@ UNBUFFERED = "PYTHONUNBUFFERED"
 Launcher = Callable[[list[str], int, Path], list[int | None]]
 
 
-class Finished(NamedTuple):
+class RankOutput(NamedTuple):
     """The output of a rank that exited with 0."""
 
     rank: int
@@ -197,7 +197,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 def run_script(
     launcher: Launcher, script: Path, *args: str, port: int | None = None
-) -> list[Finished]:
+) -> list[RankOutput]:
     """Every rank must exit with 0, within BOUND_S."""
     with tempfile.TemporaryDirectory() as directory:
         logs = Path(directory)
@@ -206,7 +206,7 @@ def run_script(
     if any(code != 0 for code in codes):
         raise AssertionError(f"exit codes {codes}\n" + "\n".join(filter(None, outputs.values())))
     ranks = range(1 if launcher is by_python else SIZE)
-    return [Finished(r, outputs[f"{r}.stdout"], outputs[f"{r}.stderr"]) for r in ranks]
+    return [RankOutput(r, outputs[f"{r}.stdout"], outputs[f"{r}.stderr"]) for r in ranks]
 
 
 def fixed_port(text: str) -> int | None:

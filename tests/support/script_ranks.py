@@ -41,7 +41,7 @@ dist.init_process_group("BACKEND", timeout=timedelta(seconds=30))
 
 
 @dataclass
-class Rank:
+class ScriptRank:
     number: int
     host: Host
     process: subprocess.Popen
@@ -71,10 +71,10 @@ class Rank:
 @contextlib.contextmanager
 def started_ranks(
     hosts: list[Host], layout: list[int], script: str, **environment: str
-) -> Iterator[list[Rank]]:
+) -> Iterator[list[ScriptRank]]:
     """Leaving the block kills ranks that still run."""
     prelude = PRELUDE.replace("BOUND_S", str(BOUND_S)).replace("BACKEND", BACKEND)
-    ranks: list[Rank] = []
+    ranks: list[ScriptRank] = []
     with tempfile.TemporaryDirectory() as directory:
         try:
             for host, own in rank_environments(hosts, layout, **environment):
@@ -83,7 +83,7 @@ def started_ranks(
                 words = [sys.executable, "-c", prelude + script]
                 with out.open("w") as stdout, err.open("w") as stderr:
                     process = host.start(words, env=own, stdout=stdout, stderr=stderr)
-                ranks.append(Rank(number, host, process, out, err))
+                ranks.append(ScriptRank(number, host, process, out, err))
             yield ranks
         finally:
             for rank in ranks:

@@ -60,13 +60,13 @@ PartitionName={partition} Nodes=ALL Default=YES
 GRES_CONFIGURATION = "Name=gpu Type=volta File=/dev/null,/dev/zero\n"
 
 
-class Finished(NamedTuple):
+class SlurmResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     code: int
     facts: dict[str, str]  # as `scontrol show job` calls them
 
@@ -112,7 +112,7 @@ class Cluster:
             text=True,
         )
 
-    def wait_for(self, process: subprocess.Popen, bound_s: float = BOUND_S) -> Finished:
+    def wait_for(self, process: subprocess.Popen, bound_s: float = BOUND_S) -> SlurmResult:
         try:
             out, err = process.communicate(timeout=bound_s)
         except subprocess.TimeoutExpired:
@@ -120,12 +120,12 @@ class Cluster:
             process.kill()
             out, err = process.communicate()
             raise AssertionError(f"still running after {bound_s:g} s\n{out}\n{err}") from None
-        return Finished(process.returncode, out, err)
+        return SlurmResult(process.returncode, out, err)
 
-    def run(self, *words: str, cwd: Path | None = None, **more: str) -> Finished:
+    def run(self, *words: str, cwd: Path | None = None, **more: str) -> SlurmResult:
         return self.wait_for(self.start(*words, cwd=cwd, **more))
 
-    def submit(self, *words: str, cwd: Path | None = None, **more: str) -> Job:
+    def submit(self, *words: str, cwd: Path | None = None, **more: str) -> SlurmJob:
         """Runs a batch script to its end; `words` are options of sbatch and the script."""
         sbatch = self.run("sbatch", "--parsable", *words, cwd=cwd, **more)
         assert sbatch.code == 0, sbatch.err
@@ -141,7 +141,7 @@ class Cluster:
             self._cancel_jobs()
             raise AssertionError(f"still running after {BOUND_S:g} s: {facts}")
         code, signal_number = map(int, facts["ExitCode"].split(":"))
-        return Job(code or signal_number, facts)
+        return SlurmJob(code or signal_number, facts)
 
     def _cancel_jobs(self) -> None:
         self.run("scancel", f"--user={os.getuid()}")

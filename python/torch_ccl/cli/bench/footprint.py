@@ -79,7 +79,7 @@ def waiting(_alternations: int, step: Step, wait_s: float = WAIT_S) -> list[Figu
             name = f"waiting {wait_s:g} s in {op}"
             with step(name):
                 percent = ranks.request((op, wait_s))[0]
-            figures.append(Figure(name, Summary.of([percent]), "% of a core", Goal("<", 2)))
+            figures.append(Figure(name, Summary.of([percent]), "% of a CPU", Goal("<", 2)))
     return figures
 
 
@@ -152,4 +152,4 @@ def bench_footprint(alternations: int, goals: bool, json_file: Path | None) -> N
     print_figures("footprint", figures, load, goals)
     if json_file:
         rows = [figure.as_json(goals) for figure in figures]
-        write_json(json_file, rows, alternations=alternations, cores_busy_elsewhere=load.cores())
+        write_json(json_file, rows, alternations=alternations, cpus_busy_elsewhere=load.cpus())

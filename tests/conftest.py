@@ -87,10 +87,10 @@ def pytest_make_collect_report():
 def launch_table(record_property):
     """launch_table("MPICH", "train") adds the test's outcome to the table at the end."""
 
-    def note(launcher: str, script: str) -> None:
+    def record(launcher: str, script: str) -> None:
         record_property("launched", (launcher, script))
 
-    return note
+    return record
 
 
 def pytest_terminal_summary(terminalreporter):

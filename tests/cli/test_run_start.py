@@ -12,7 +12,7 @@ from support.run_command import (
     BOUND_S,
     COMMAND,
     CONNECT_TO_RANK_0,
-    PRELUDE,
+    SCRIPT_HEADER,
     REPORT_ENVIRONMENT,
     run,
     started,
@@ -76,7 +76,7 @@ def test_more_ranks_than_cpus_are_not_pinned(tmp_path, script):
 
 
 def test_module_and_other_programs(tmp_path):
-    (tmp_path / "report.py").write_text(PRELUDE + REPORT_ENVIRONMENT)
+    (tmp_path / "report.py").write_text(SCRIPT_HEADER + REPORT_ENVIRONMENT)
     command = run(tmp_path, "-n", "1", "-m", "report", "-x", PYTHONPATH=str(tmp_path))
     assert command.reports()[0]["arguments"] == ["-x"]
     command = run(tmp_path / "2", "-n", "1", "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE")

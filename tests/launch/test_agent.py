@@ -29,7 +29,7 @@ def machine(tmp_path):
     return tmp_path
 
 
-def core_sets(root: Path, cpus: str, ranks: int) -> list[str]:
+def split(root: Path, cpus: str, ranks: int) -> list[str]:
     available = cores_of(parse_cpu_list(cpus), root)
     return [format_cpu_list(each.cpus) for each in split_cores(available, ranks)]
 
@@ -51,23 +51,23 @@ def core_sets(root: Path, cpus: str, ranks: int) -> list[str]:
     ],
 )
 def test_split_cores(machine, cpus, ranks, expected):
-    assert core_sets(machine, cpus, ranks) == expected
+    assert split(machine, cpus, ranks) == expected
 
 
 def test_split_cores_with_fewer_ranks_than_nodes(tmp_path):
     make_machine(tmp_path, ["0-1", "2-3", "4-5", "6-7"], [str(k) for k in range(8)])
-    assert core_sets(tmp_path, "0-7", 2) == ["0-3", "4-7"]
-    assert core_sets(tmp_path, "0-7", 3) == ["0-3", "4-5", "6-7"]
+    assert split(tmp_path, "0-7", 2) == ["0-3", "4-7"]
+    assert split(tmp_path, "0-7", 3) == ["0-3", "4-5", "6-7"]
 
 
 def test_split_cores_without_topology_files(tmp_path):
     assert cores_of([0, 1], tmp_path) == [Core(0, (0,)), Core(0, (1,))]
-    assert core_sets(tmp_path, "0-3", 2) == ["0-1", "2-3"]
+    assert split(tmp_path, "0-3", 2) == ["0-1", "2-3"]
 
 
 def test_a_reserved_port_is_assigned_to_no_other_socket():
     """In a network namespace with eight ports, the kernel assigns all but the reserved one."""
-    holder = f"""
+    script = f"""
 import runpy, socket
 open_port = runpy.run_path({ports.__file__!r})["open_port"]
 reserved = open_port(listening=False)
@@ -92,7 +92,7 @@ socket.create_connection(("127.0.0.1", port)).close()
     network = "ip link set lo up; echo 40000 40007 > /proc/sys/net/ipv4/ip_local_port_range"
     words = ["unshare", "--net", "sh", "-ec", f'{network}; exec "$@"', "sh", sys.executable]
     shown = subprocess.run(
-        [*words, "-c", holder], capture_output=True, text=True, timeout=BOUND_S, check=False
+        [*words, "-c", script], capture_output=True, text=True, timeout=BOUND_S, check=False
     )
     assert shown.returncode == 0, shown.stderr
     assert int(shown.stdout) == 7

@@ -165,21 +165,21 @@ from torch.distributed import TCPStore
 from torch_ccl.rendezvous import port_of_job
 
 port = port_of_job({{**os.environ, "SLURM_STEP_ID": "0"}})
-holder = {holder}
+listener = {listener}
 print(port, flush=True)
 sys.exit(subprocess.run(sys.argv[1:]).returncode)
 """
-HOLDERS = {
+LISTENERS = {
     "a program": "socket.create_server(('', port))",
     "another job": "TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False)",
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_a_port_that_is_taken(slurm, tmp_path, holder):
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_port_that_is_taken(slurm, tmp_path, listener):
     """The port of the batch script's first step."""
-    script = TAKE_PORT.format(holder=HOLDERS[holder])
+    script = TAKE_PORT.format(listener=LISTENERS[listener])
     code, out, err = submit(slurm, tmp_path, "python", "-c", script, "srun", *RANK)
     says = f"port {out.strip()}, which is derived from the job's number, is in use on n1"
     assert code != 0 and err.count(says) == 1, err
@@ -254,7 +254,7 @@ def test_batch_sh(slurm, submit_directory, program):
     check_output(printed)
     wanted = {"JobName": "torch_test", "NumNodes": "2", "TresPerNode": "gres:gpu:volta:2"}
     wanted |= {"Partition": PARTITION, "Features": FEATURE, "CPUs/Task": "2"}
-    assert wanted.items() <= job.facts.items(), job.facts
+    assert wanted.items() <= job.fields.items(), job.fields
 
 
 @pytest.mark.slow

@@ -31,9 +31,9 @@ def train(directory, backend):
         output = tile.model(x.to(weight.device))
         torch.nn.functional.mse_loss(output, y.to(weight.device)).backward()
         optimizer.step()
-    facts = {"rank": tile.rank, "before": before, "after": weight.tolist(), "data": x.tolist()}
-    facts["devices"] = sorted({str(each.device) for each in tile.model.parameters()})
-    (Path(directory) / f"{rank}.json").write_text(json.dumps(facts))
+    report = {"rank": tile.rank, "before": before, "after": weight.tolist(), "data": x.tolist()}
+    report["devices"] = sorted({str(each.device) for each in tile.model.parameters()})
+    (Path(directory) / f"{rank}.json").write_text(json.dumps(report))
 
 if __name__ == "__main__":
     sys.exit(single_card_dist.multi_process_spawn(train, tuple(sys.argv[1:])))

@@ -68,7 +68,7 @@ class SlurmResult(NamedTuple):
 
 class SlurmJob(NamedTuple):
     code: int
-    facts: dict[str, str]  # as `scontrol show job` calls them
+    fields: dict[str, str]  # as `scontrol show job` calls them
 
 
 def wait_until(condition: Callable[[], bool], bound_s: float) -> bool:
@@ -129,19 +129,19 @@ class Cluster:
         """Runs a batch script to its end; `words` are options of sbatch and the script."""
         sbatch = self.run("sbatch", "--parsable", *words, cwd=cwd, **more)
         assert sbatch.code == 0, sbatch.err
-        facts: dict[str, str] = {}
+        fields: dict[str, str] = {}
 
         def has_ended() -> bool:
             shown = self.run("scontrol", "show", "job", sbatch.out.strip()).out
-            facts.update(word.split("=", 1) for word in shown.split() if "=" in word)
-            return facts["JobState"] not in UNFINISHED
+            fields.update(word.split("=", 1) for word in shown.split() if "=" in word)
+            return fields["JobState"] not in UNFINISHED
 
         # Not sbatch --wait, which polls after 2 s, 10 s and 42 s.
         if not wait_until(has_ended, BOUND_S):
             self._cancel_jobs()
-            raise AssertionError(f"still running after {BOUND_S:g} s: {facts}")
-        code, signal_number = map(int, facts["ExitCode"].split(":"))
-        return SlurmJob(code or signal_number, facts)
+            raise AssertionError(f"still running after {BOUND_S:g} s: {fields}")
+        code, signal_number = map(int, fields["ExitCode"].split(":"))
+        return SlurmJob(code or signal_number, fields)
 
     def _cancel_jobs(self) -> None:
         self.run("scancel", f"--user={os.getuid()}")
@@ -207,7 +207,7 @@ def kill_all(host: Host) -> None:
     """Kills all processes on the host, also those that start meanwhile."""
 
     def is_empty() -> bool:
-        pids = set(host.pids()) - {host.holder.pid}
+        pids = set(host.pids()) - {host.namespace_process.pid}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -64,7 +64,11 @@ def is_gone(pid: int) -> bool:
 
 # ---- environment and affinity of ranks
 
-OTHER_LAUNCHERS = {"PMI_RANK": "7", "OMPI_COMM_WORLD_RANK": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+OTHER_LAUNCHERS = {
+    "PMI_RANK": "7",
+    "OMPI_COMM_WORLD_RANK": "7",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
 
 
 def report_environment(directory):
@@ -77,7 +81,14 @@ def report_environment(directory):
     )
 
 
-OWN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+OWN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "OMP_NUM_THREADS",
+)
 
 
 def test_variables_and_cpus(tmp_path, monkeypatch):

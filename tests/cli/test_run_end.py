@@ -8,11 +8,11 @@ import pytest
 from support.run_command import (
     FAIL_AFTER_RANK_1,
     SLEEP,
-    wait_for_exits,
     is_gone,
     pids_of,
     run,
     started,
+    wait_for_exits,
 )
 from torch_ccl.exit_status import TERMINATE_GRACE_S
 

@@ -14,9 +14,9 @@ from support.run_command import (
     FAIL_AFTER_RANK_1,
     REPORT_ENVIRONMENT,
     SLEEP,
-    wait_for_exits,
     pids_of,
     run,
+    wait_for_exits,
 )
 from torch_ccl.cli import host_agent
 from torch_ccl.cli.run import DEFAULT_RSH, assign_ranks, merge_names_of_this_host

@@ -12,8 +12,8 @@ from support.run_command import (
     BOUND_S,
     COMMAND,
     CONNECT_TO_RANK_0,
-    SCRIPT_HEADER,
     REPORT_ENVIRONMENT,
+    SCRIPT_HEADER,
     run,
     started,
 )
@@ -70,8 +70,7 @@ def test_more_ranks_than_cpus_are_not_pinned(tmp_path, script):
     assert len(command.reports()) == count + 1
     assert all(len(row["cpus"]) == count for row in command.reports())
     assert command.err.splitlines() == [
-        f"torch-ccl run: host {socket.gethostname()}: {count + 1} ranks on {count} CPUs: "
-        "not pinned"
+        f"torch-ccl run: host {socket.gethostname()}: {count + 1} ranks on {count} CPUs: not pinned"
     ]
 
 

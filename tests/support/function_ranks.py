@@ -36,7 +36,8 @@ def _options(
     **environment: str,
 ) -> dict:
     assigned = [
-        (host.namespace_process.pid, own) for host, own in rank_environments(hosts, layout, **environment)
+        (host.namespace_process.pid, own)
+        for host, own in rank_environments(hosts, layout, **environment)
     ]
     how = {"init_method": "env://", **(group or {})}
     return {"bound_s": bound_s, "prepare": partial(_enter, assigned), "group": how}

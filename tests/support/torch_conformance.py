@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program, too
 from support.ranks import run_ranks
-from support.torch_collectives import OPERATIONS, Case, Exchange, interfaces_of
+from support.torch_exchange import Case
 from support.torch_layouts import place_on
+from support.torch_operations import OPERATIONS, interfaces_of, make_exchange
 from support.torch_reference import DTYPES, FLAVOURS, reductions_of
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (4, 0, 3), (2, 3, 4), (2, 3, 4, 5), (257,), (1000,)]
@@ -77,7 +78,7 @@ def cases(seed: int, size: int, count: int) -> list[Case]:
 
 
 def run_case(case: Case, rank: int) -> int:
-    exchange = Exchange(case, rank, dist.group.WORLD)
+    exchange = make_exchange(case, rank, dist.group.WORLD)
     try:
         exchange.issue()
         exchange.wait()
@@ -134,7 +135,7 @@ def report(seed: int, counts: dict[int, int]) -> str:
     sample = random.Random(seed).sample(chosen, k=10)
     lines = [f"{len(chosen)} cases through torch, seed {seed}, ranks: {counts}"]
     lines += [", ".join(f"{key} {found[key]}" for key in keys) for keys in (OPERATIONS, DTYPES)]
-    lines += [f"  {case} {Exchange(case, 0, None).layouts}" for case in sample]
+    lines += [f"  {case} {make_exchange(case, 0, None).layouts}" for case in sample]
     return "\n".join(lines)
 
 

@@ -136,7 +136,9 @@ class Host:
         end = time.monotonic() + READY_S
         while not (own / "ready").exists():
             if self.namespace_process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{self.name} did not start: {self.namespace_process.communicate()[1]}")
+                raise RuntimeError(
+                    f"{self.name} did not start: {self.namespace_process.communicate()[1]}"
+                )
             time.sleep(0.01)
 
     def container(self, name: str) -> "Host":
@@ -149,7 +151,9 @@ class Host:
     def inside(self, words: list[str]) -> list[str]:
         """The command line that runs `words` on this host, in the current directory."""
         flags = {"mnt": "mount"}
-        namespaces = [f"--{flags.get(k, k)}=/proc/{self.namespace_process.pid}/ns/{k}" for k in KINDS]
+        namespaces = [
+            f"--{flags.get(k, k)}=/proc/{self.namespace_process.pid}/ns/{k}" for k in KINDS
+        ]
         return ["nsenter", *namespaces, f"--wd={Path.cwd()}", "--", *words]
 
     def start(self, words: list[str], **options) -> subprocess.Popen:

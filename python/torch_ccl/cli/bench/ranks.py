@@ -125,7 +125,9 @@ class RankConnections:
 
 
 @contextmanager
-def start_ranks(size: int, handler: Callable[..., Handler], *args: Any) -> Iterator[RankConnections]:
+def start_ranks(
+    size: int, handler: Callable[..., Handler], *args: Any
+) -> Iterator[RankConnections]:
     # On some CPUs torch's bfloat16 matrix product is wrong or missing beyond this instruction set.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     context = multiprocessing.get_context(START_METHOD)

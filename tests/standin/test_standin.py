@@ -1,4 +1,4 @@
-"""The stand-in device itself: asynchronous results, wrong ones if a wait is missing."""
+"""The stand-in accelerator itself: asynchronous results, wrong ones if a wait is missing."""
 
 import json
 import os

@@ -94,7 +94,7 @@ def wait_for_all(processes: list[subprocess.Popen]) -> list[int | None]:
 
 
 def by_torchrun(agents: int) -> Launcher:
-    """`agents` torchrun agents, one for each simulated host, share the ranks."""
+    """`agents` torchrun agents, one for each host, share the ranks."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         def agent(node: int) -> subprocess.Popen:

@@ -93,7 +93,7 @@ def test_worlds_leave_nothing_behind():
 
 
 def check_failed_groups(rank: int, size: int) -> None:
-    """Groups that failed, and whose Works were kept until after their end."""
+    """Creates groups that fail and whose Works are kept until after their end."""
     kept = []
     for i in range(WARM_UP + WORLDS):
         if i == WARM_UP:

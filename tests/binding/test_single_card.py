@@ -157,7 +157,7 @@ def end_or_sleep(directory, way):
     "way", [w if w == "exit" else pytest.param(w, marks=pytest.mark.slow) for w in ENDS]
 )
 def test_failure_ends_other_ranks(tmp_path, way):
-    """Also if it ignores SIGTERM."""
+    """The other rank is ended even if it ignores SIGTERM."""
     assert spawn(end_or_sleep, (str(tmp_path), way), tiles=SIZE) == ENDS[way][0]
     assert all(is_gone(row["pid"]) for row in read_reports(tmp_path))
 
@@ -274,7 +274,7 @@ def test_ranks_end_with_their_parent(tmp_path, number):
 
 
 def test_second_interrupt_kills(tmp_path):
-    """Although the ranks ignore SIGTERM."""
+    """A second Ctrl-C kills ranks that ignore SIGTERM."""
     with sleeping(tmp_path, "ignores") as parent:
         parent.send_signal(signal.SIGINT)
         wait_for_files(tmp_path, suffix="terminated")

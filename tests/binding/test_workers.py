@@ -30,7 +30,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def worker_masks() -> list[set[int]]:
-    """The CPUs of each worker thread of this process, in the order of their numbers."""
+    """Returns the CPUs of each worker thread of this process, in the order of the workers."""
     masks = {}
     for task in Path("/proc/self/task").iterdir():
         lines = (task / "status").read_text().splitlines()
@@ -57,7 +57,7 @@ def check_workers(rank: int, size: int) -> list[set[int]]:
 
 
 def run_with(directory: Path, cpus: list | None = None, size: int = 2, **settings: str):
-    """For each rank the masks of the workers that exist at the start, and its warnings."""
+    """Returns for each rank the masks of the workers that exist at the start, and its warnings."""
     before = functools.partial(prepare, directory, settings, cpus)
     masks = run_ranks(size, check_workers, prepare=before)
     texts = [(directory / f"stderr-{rank}").read_text() for rank in range(size)]
@@ -114,7 +114,7 @@ def test_cpus_that_do_not_exist(tmp_path):
 
 
 def test_outside_the_cpus_of_the_rank(tmp_path):
-    """As in the documents, where ranks are pinned to other CPUs than their workers."""
+    """The documents pin ranks to other CPUs than their workers."""
     settings = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": f"{LAST},{LAST}"}
     cpus = [{FIRST}, {FIRST}]
     assert run_with(tmp_path, cpus, **settings) == [([{LAST}], [])] * 2

@@ -94,7 +94,7 @@ def test_memory_in_use_counts_and_freed_memory_does_not():
 
 
 def test_footprint_measurements():
-    """Two ranks and short waits: that they run, not their figures."""
+    """Runs with two ranks and short waits. The figures are not checked."""
     figures = footprint.waiting(1, no_progress, wait_s=0.2)
     figures += footprint.memory(1, no_progress, size=2)
     figures += footprint.start_up(1, no_progress, sizes=(2,))

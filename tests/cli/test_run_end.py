@@ -124,7 +124,7 @@ def test_exit_code_is_that_of_the_first_failure(tmp_path, script):
 
 
 def test_the_other_ranks_are_terminated_after_a_failure(tmp_path, script):
-    """Although they do not fail by themselves."""
+    """The other ranks do not fail by themselves."""
     text = """
 report(pid=os.getpid())
 if rank == 1:

@@ -379,7 +379,7 @@ TORCHS_OPENMP = {"libiomp5": False, "blocktime_ms": None}
     ],
 )
 def test_settings(preload, mpiexec, openmp, cpus, monkeypatch):
-    """Outputs of two ranks on two cores that must pass, and that must not."""
+    """Checks outputs of two ranks on two cores that must pass, and outputs that must not."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr(document_checks, "cores_of", list)
     first, second = ({"rank": r, "cpus": cpus[r]} | PLACE | openmp for r in range(2))

@@ -31,7 +31,7 @@ ROUNDING = 0.05
 
 
 def all_reduce_rounded(a: Arguments) -> Operation:
-    """As all_reduce, but the result may have a rounding error."""
+    """Is all_reduce, but the result may have a rounding error."""
     x = a.tensor(a.count)
     elements = Elements(x)
 
@@ -80,7 +80,7 @@ for _name in ("append", "multi_get", "multi_set"):
 
 
 class HostTimingHandler:
-    """Has a group of each backend."""
+    """Times a case on a group of one of the backends."""
 
     def __init__(self, backends: list[str]):
         dist.init_process_group(backends[0], timeout=TIMEOUT)

@@ -120,7 +120,7 @@ def test_srun_of_torchrun(slurm):
 
 
 def test_a_batch_script_is_no_task(slurm, tmp_path):
-    """Although Slurm sets the variables of a task in it."""
+    """Slurm sets the variables of a task in a batch script too."""
     variables = "say(os.environ['SLURM_PROCID'] + ' of ' + os.environ['SLURM_NTASKS'])\n"
     finished = submit(slurm, tmp_path, "python", "-c", ADD_UP + variables)
     assert lines_of(finished) == ["0 of 1, 0 of 1 on n1, by none: 1", "0 of 4"]
@@ -178,7 +178,7 @@ LISTENERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_port_that_is_taken(slurm, tmp_path, listener):
-    """The port of the batch script's first step."""
+    """The port that is taken is that of the batch script's first step."""
     script = TAKE_PORT.format(listener=LISTENERS[listener])
     code, out, err = submit(slurm, tmp_path, "python", "-c", script, "srun", *RANK)
     says = f"port {out.strip()}, which is derived from the job's number, is in use on n1"
@@ -219,7 +219,7 @@ OPTIONS = ("-p", PARTITION, f"--constraint={FEATURE}", "-c", "2")
 
 
 def check_output(text: str) -> None:
-    """One line per rank; the settings follow after the line of rank 0."""
+    """Every rank prints one line; the settings follow after the line of rank 0."""
     lines = text.splitlines()
     hello = [line for line in lines if " rank " in line]
     assert sorted(hello) == [f"{host}: rank {rank} of 4" for rank, host in enumerate(HOSTS)]
@@ -259,7 +259,7 @@ def test_batch_sh(slurm, submit_directory, program):
 
 @pytest.mark.slow
 def test_batch_sh_loads_modules(slurm, submit_directory):
-    """On clusters with modules; mpirun only prints its arguments here."""
+    """batch.sh loads modules on clusters that have them; mpirun only prints its arguments here."""
     programs = submit_directory / "bin"
     write_program(programs / "module", 'echo "module $*"')
     write_program(programs / "mpirun", 'echo "$*"')
@@ -283,7 +283,7 @@ def test_torch_test_by_srun(slurm, submit_directory):
 
 @pytest.mark.slow
 def test_no_leftovers():
-    """Also if the test fails while its job runs."""
+    """Nothing is left even if the test fails while its job runs."""
     with pytest.raises(KeyError), cluster(nodes=1) as slurm:
         hosts = [slurm.login, *slurm.nodes]
         slurm.start("srun", "sleep", "600")

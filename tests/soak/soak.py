@@ -119,7 +119,7 @@ class Player:
         return [make_exchange(case, group.rank(), group) for group, case in mine]
 
     def shuffled(self, exchanges: list[Exchange]) -> Iterator[Exchange]:
-        """A random order that keeps the order of each group's collectives."""
+        """Yields them in a random order that keeps the order of each group's collectives."""
         queues: dict = {}
         for i, exchange in enumerate(exchanges):
             free = exchange.case.operation in POINT_TO_POINT

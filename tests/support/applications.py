@@ -116,7 +116,7 @@ def variables(**more: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ApplicationResult:
-    """returncode is None if the command exceeded its time limit."""
+    """`returncode` is None if the command exceeded its time limit."""
 
     returncode: int | None
     output: str

@@ -60,7 +60,7 @@ def print_same_weights(ranks: list[RankOutput], text: str) -> None:
 
 
 def print_iterations(ranks: list[RankOutput], text: str) -> None:
-    """Every line that the script prints for an iteration and a device, then data and weights."""
+    """The script prints a line for each iteration and device, then data and weights."""
     formats = re.findall(r'print\("([^"]*)"\.format\(i, device\)\)', text)
     (steps,) = re.findall(r"for i in range\((\d+)\)", text)
     (device,) = re.findall(r'device = (".*)', text)
@@ -76,7 +76,7 @@ def print_iterations(ranks: list[RankOutput], text: str) -> None:
 
 
 def have_trained_together(results: list[tuple[str, str]]) -> None:
-    """The same weights, bit by bit, although the ranks had different data."""
+    """The ranks have the same weights, bit by bit, although they had different data."""
     all_data, all_weights = ({*column} for column in zip(*results, strict=True))
     assert len(all_data) == len(results) and all(d.startswith("data [[") for d in all_data), results
     assert len(all_weights) == 1 and all_weights.pop().startswith("weights [["), results
@@ -119,13 +119,13 @@ def print_profiles(ran: Ran) -> None:
 
 
 def print_shown_lines(ran: Ran) -> None:
-    """The lines that the document shows below the command, in any order."""
+    """The output is the lines that the document shows below the command, in any order."""
     shown = [line for line in ran.block.splitlines() if line and not PROMPT.match(line)]
     assert sorted(ran.lines) == sorted(shown), ran.lines
 
 
 def print_hosts(lines: list[str]) -> None:
-    """One line for each of four ranks on two hosts; then the settings."""
+    """Each of four ranks on two hosts prints one line; then the settings follow."""
     places = sorted(line for line in lines if "rank" in line)
     found = [re.search(r"(\S+): rank (\d) of (\d)", line).groups() for line in places]
     assert sorted(rank for _, rank, _ in found) == list("0123"), lines
@@ -178,7 +178,8 @@ def settings(ran: Ran, local_rank: int) -> dict:
 
 
 def have_seen_all_samples(lines: list[str], checkpoint: dict) -> None:
-    """All samples of two epochs, each once, in different orders; the checkpoint is complete."""
+    """The ranks have seen all samples of two epochs, each once, in different orders; the
+    checkpoint is complete."""
     have_shared_epochs(lines)
     assert set(checkpoint) == {"module.weight", "module.bias"}, checkpoint
 
@@ -194,7 +195,7 @@ def have_shared_epochs(lines: list[str]) -> None:
 
 
 def have_used_all_tiles(lines: list[str], devices: list[str]) -> None:
-    """The device of each rank, the epochs, and equal gradients on all ranks."""
+    """Each rank prints its device and the epochs; gradients are equal on all ranks."""
     have_shared_epochs([line for line in lines if EPOCH.fullmatch(line)])
     gradients = [line for line in lines if line.startswith("gradients ")]
     assert len(gradients) == 2 and len(set(gradients)) == 1, lines

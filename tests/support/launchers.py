@@ -116,7 +116,7 @@ def by_torchrun(agents: int) -> Launcher:
 
 
 def by_hand(rank_name: str, size_name: str) -> Launcher:
-    """One process per rank, with rank and size in these variables."""
+    """Starts one process per rank, with rank and size in these variables."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -131,7 +131,7 @@ def by_hand(rank_name: str, size_name: str) -> Launcher:
 
 
 def by_python(command: list[str], port: int, logs: Path) -> list[int | None]:
-    """No launcher: one process, no variables."""
+    """Uses no launcher: starts one process, without variables."""
     return wait_for_all([start([sys.executable, *command], logs, "0")])
 
 

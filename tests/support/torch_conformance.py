@@ -29,7 +29,7 @@ MAX_FAILURES = 20
 
 
 def combinations_by_operation() -> dict[str, list[tuple]]:
-    """Every collective with every dtype and every reduction that is defined for it."""
+    """Returns every collective with every dtype and every reduction that is defined for it."""
     return {
         operation: [
             (operation, dtype, reduction)
@@ -67,7 +67,7 @@ def draw(rng: random.Random, seed: str, size: int, combination: tuple, tag: int 
 
 
 def cases(seed: int, size: int, count: int) -> list[Case]:
-    """All combinations in random order, then random ones."""
+    """Returns all combinations in random order, then random ones."""
     rng = random.Random(f"{seed}/{size}")
     drawn = rng.sample(combinations(), k=len(combinations()))
     drawn += [any_combination(rng) for _ in range(count - len(drawn))]
@@ -91,7 +91,7 @@ def run_case(case: Case, rank: int) -> int:
 def run_cases(
     rank: int, size: int, seed: int, count: int, only: int | None, device: str
 ) -> tuple[list, list]:
-    """The result of each case (a number on which ranks agree), and the failures."""
+    """Returns the result of each case (a number on which ranks agree), and the failures."""
     if device != "cpu":
         place_on(f"{device}:{rank}")
     warnings.simplefilter("ignore", FutureWarning)  # both the old and the new names are called
@@ -129,7 +129,7 @@ def conformance(
 
 
 def report(seed: int, counts: dict[int, int]) -> str:
-    """A report: how often each collective and dtype occurred, and ten cases."""
+    """Returns a report: how often each collective and dtype occurred, and ten cases."""
     chosen = [case for size, count in counts.items() for case in cases(seed, size, count)]
     found = Counter(case.operation for case in chosen) + Counter(case.dtype for case in chosen)
     sample = random.Random(seed).sample(chosen, k=10)

@@ -54,7 +54,7 @@ def make_exchange(case: Case, rank: int, group) -> Exchange:
 
 
 def interfaces_of(operation: str, dtype: torch.dtype, reduction: str | None) -> list[str]:
-    """Without "dist" for products of complex numbers: torch.distributed refuses them."""
+    """Leaves out "dist" for products of complex numbers: torch.distributed refuses them."""
     interfaces = list(OPERATIONS[operation].interfaces)
     if dtype.is_complex and reduction == "PRODUCT" and "dist" in interfaces:
         interfaces.remove("dist")

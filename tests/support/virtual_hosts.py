@@ -142,7 +142,7 @@ class Host:
             time.sleep(0.01)
 
     def container(self, name: str) -> "Host":
-        """A container: shares this host's network, has its own host name, IPC and mounts."""
+        """Returns a container: it shares this host's network but has its own name, IPC and mounts."""
         other = replace(self, name=name, _started=[])
         other.boot()
         self._started.append(other.namespace_process)
@@ -157,7 +157,7 @@ class Host:
         return ["nsenter", *namespaces, f"--wd={Path.cwd()}", "--", *words]
 
     def start(self, words: list[str], **options) -> subprocess.Popen:
-        """subprocess.Popen on this host, in a new session. shut_down() kills it."""
+        """Starts a process on this host, in a new session. shut_down() kills it."""
         process = subprocess.Popen(self.inside(words), start_new_session=True, **options)
         self._started.append(process)
         return process

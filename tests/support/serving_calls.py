@@ -141,7 +141,7 @@ def size_and_bytes(rank):
 
 
 def messages(rank):
-    """Ranks send bytes of a pickled object; the calls return ranks."""
+    """Ranks send the bytes of a pickled object; recv() returns the rank of the sender."""
     payload = pickle.dumps({"tokens": [1, 2, 3]})
     length = torch.tensor([len(payload)])
     if rank == 0:

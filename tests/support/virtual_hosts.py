@@ -142,7 +142,7 @@ class Host:
             time.sleep(0.01)
 
     def container(self, name: str) -> "Host":
-        """Returns a container: it shares this host's network but has its own name, IPC and mounts."""
+        """Returns a container on this host's network, with its own host name, IPC and mounts."""
         other = replace(self, name=name, _started=[])
         other.boot()
         self._started.append(other.namespace_process)

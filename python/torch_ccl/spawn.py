@@ -171,8 +171,8 @@ class SpawnedRanks:
         self._tails[rank] = StderrTail()
 
     def wait(self) -> int:
-        """Until all have ended, or FAILURE_GRACE_S after the first failure. Returns the exit code
-        of the rank whose failure caused the others'."""
+        """Wait until all have ended, or FAILURE_GRACE_S after the first failure. Returns the exit
+        code of the rank whose failure caused the others'."""
         deadline = math.inf
         while self._running and time.monotonic() < deadline:
             self._step(deadline)

@@ -24,7 +24,7 @@ def tiles_of_this_machine(count: int | None) -> list[RankCpus]:
 
 
 def device_tiles(devices: int, available_cores: int, count: int | None = None) -> list[RankCpus]:
-    """Not pinned, because it is not known which cores are close to a device."""
+    """These ranks are not pinned: it is not known which cores are close to a device."""
     count = count or devices
     if count > devices:
         raise ValueError(f"tiles={count}, but there are {devices} devices")
@@ -32,8 +32,8 @@ def device_tiles(devices: int, available_cores: int, count: int | None = None) -
 
 
 def cpu_tiles(cpus: Iterable[int], count: int | None = None, root: Path = ROOT) -> list[RankCpus]:
-    """Disjoint sets. By default one per NUMA node or, if all CPUs are on one node, per socket; with
-    one socket, two sets if there are two cores."""
+    """Disjoint sets of CPUs. By default one per NUMA node or, if all CPUs are on one node, per
+    socket; with one socket, two sets if there are two cores."""
     available = _with_sockets(cores_of(cpus, root), root)
     if count is None:
         nodes = [list(node) for _, node in groupby(available, key=lambda core: core.node)]

@@ -29,7 +29,7 @@ class RankCpus(NamedTuple):
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """The kernel's format: [0, 1, 2, 8] of "0-2,8"."""
+    """Parses the kernel's format: "0-2,8" is [0, 1, 2, 8]."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -38,7 +38,7 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def format_cpu_list(numbers: Iterable[int]) -> str:
-    """The kernel's format: "0-2,8" of [0, 1, 2, 8]."""
+    """Writes the kernel's format: [0, 1, 2, 8] is "0-2,8"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][-1] + 1 == number:
@@ -49,7 +49,7 @@ def format_cpu_list(numbers: Iterable[int]) -> str:
 
 
 def node_of_cpus(root: Path = ROOT) -> dict[int, int]:
-    """Empty where sysfs has no NUMA nodes; then all CPUs count as one node."""
+    """The NUMA node of each CPU. Empty if sysfs has no nodes; all CPUs then count as one node."""
     nodes: dict[int, int] = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
         number = int(path.parent.name.removeprefix("node"))
@@ -91,7 +91,8 @@ def _ranks_per_node(sizes: list[int], ranks: int) -> list[int]:
 
 
 def split_cores(available: list[Core], ranks: int) -> list[RankCpus]:
-    """Whole cores if there are enough, else CPUs; empty if there are fewer CPUs than ranks.
+    """The CPUs of each rank: whole cores if there are enough, else CPUs; empty if there are fewer
+    CPUs than ranks.
 
     No set spans two nodes, unless there are fewer ranks than nodes: then a set is several nodes.
     """

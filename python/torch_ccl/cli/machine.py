@@ -21,7 +21,7 @@ INSTRUCTION_SETS: dict[str, set[str]] = {
 
 
 def text_of(path: Path) -> str:
-    """Empty if there is no such file."""
+    """The content of a file; empty if there is no such file."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -104,7 +104,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _cpusets(root: Path) -> Iterator[list[int]]:
-    """This process's own cgroup first."""
+    """The cpusets of this process's cgroup and its ancestors, its own first."""
     for directory in _directories("cpuset", root):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             if text := text_of(directory / name):

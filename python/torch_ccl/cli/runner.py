@@ -208,7 +208,7 @@ class Runner:
             self._on_disconnected(agent)
 
     def _on_stderr(self, agent: HostAgent, data: bytes) -> None:
-        """Held back until the agent has answered: it may be the reason why it does not."""
+        """Hold stderr back until the agent has answered: it may say why the agent does not."""
         agent.errors += data
         lines, newline, rest = agent.errors.rpartition(b"\n")
         if agent.hello and newline:
@@ -238,7 +238,7 @@ class Runner:
             self._stop_within(FAILURE_GRACE_S)
 
     def _on_disconnected(self, agent: HostAgent) -> None:
-        """Expected once all of its ranks have ended; otherwise the host is lost."""
+        """An agent disconnects once all of its ranks have ended; otherwise the host is lost."""
         if not agent.hello:
             reason = agent.last_error_line(LAST_ERROR_S) or "no answer"
             raise StartError(f"host {agent.host} cannot be reached: {reason}{agent.advice}")

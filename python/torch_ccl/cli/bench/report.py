@@ -99,7 +99,7 @@ def print_figures(title: str, figures: list[Figure], load: BackgroundLoad, goals
 
 
 def commit() -> str:
-    """Of the working directory, if it is a git checkout."""
+    """The commit of the working directory, if it is a git checkout."""
     command = ["git", "describe", "--always", "--dirty"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"

@@ -42,7 +42,8 @@ def check_threads(machine: Machine) -> Finding:
 
 
 def _pin_domains(text: str) -> list[set[int]]:
-    """Of I_MPI_PIN_DOMAIN as a list of masks, [0xf,0xf0]; other forms do not name CPUs."""
+    """The CPUs of each mask if I_MPI_PIN_DOMAIN is a list of masks, [0xf,0xf0]; other forms do not
+    name CPUs."""
     match = re.fullmatch(r"\[\s*((?:0x)?[0-9a-fA-F]+(?:\s*,\s*(?:0x)?[0-9a-fA-F]+)*)\s*\]", text)
     masks = [int(mask, 16) for mask in match[1].split(",")] if match else []
     return [{cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1} for mask in masks]

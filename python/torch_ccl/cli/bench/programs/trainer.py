@@ -55,7 +55,7 @@ def parallelize(model: nn.Sequential, parallelism: str) -> nn.Module:
 
 
 class TrainHandler:
-    """With a backend: one rank with its shard of the batch. Without: the whole batch."""
+    """Trains one rank on its shard of the batch; without a backend, one process on all of it."""
 
     def __init__(self, process: BenchProcess, task: Task, backend: str | None):
         torch.manual_seed(0)

@@ -15,6 +15,7 @@ help:
 	@echo "make test       build and test (7 minutes after the build on 2 cores)"
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make build      .venv with the package installed"
+	@echo "make library    the C++ library and its tests in build/release, without torch"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/"
 	@echo "make lint       clang-format, clang-tidy, ruff, mypy"
 	@echo "make docs       the documentation site in build/site"

@@ -20,7 +20,7 @@ def program():
 
     def find(name: str) -> Path:
         path = BUILD_DIR / "tests" / name
-        assert path.exists(), f"{path} is not built: make native"
+        assert path.exists(), f"{path} is not built: make library"
         return path
 
     return find
@@ -87,10 +87,10 @@ def pytest_make_collect_report():
 def launch_table(record_property):
     """launch_table("MPICH", "train") adds the test's outcome to the table at the end."""
 
-    def note(launcher: str, script: str) -> None:
+    def record(launcher: str, script: str) -> None:
         record_property("launched", (launcher, script))
 
-    return note
+    return record
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -113,7 +113,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line("  ".join(padded).rstrip())
 
 
-# ---- side by side (pytest-xdist)
+# ---- the parallel phase (pytest-xdist)
 
 
 def pytest_collection_modifyitems(items):

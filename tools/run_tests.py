@@ -3,9 +3,9 @@
 
     tools/run_tests.py -m "not slow" -k barrier     all arguments but --workers go to pytest
 
-Phase 1 runs the tests without the marker `alone` on several worker processes (pytest-xdist),
-phase 2 the tests with it, one after another. A phase fails if it leaves processes or network
-namespaces behind; they are listed and removed.
+The parallel phase runs the tests without the marker `serial` on several worker processes
+(pytest-xdist); the serial phase runs the tests with it, one after another. A phase fails if it
+leaves processes or network namespaces behind; they are listed and removed.
 """
 
 import argparse
@@ -117,10 +117,10 @@ def run_phases(expression: str, workers: int, others: list[str]) -> list[Result]
     def marker(own: str) -> list[str]:
         return ["-m", f"({expression}) and {own}" if expression else own]
 
-    side_by_side = ["-n", str(workers), "--dist", "loadgroup"]
+    on_workers = ["-n", str(workers), "--dist", "loadgroup"]
     phases = {
-        f"side by side, {workers} workers": [*side_by_side, *marker("not alone")],
-        "alone, one after another": marker("alone"),
+        f"parallel phase, {workers} workers": [*on_workers, *marker("not serial")],
+        "serial phase": marker("serial"),
     }
     results = []
     for title, arguments in phases.items():

@@ -102,7 +102,7 @@ def _local_size(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def read_variables(launcher: Launcher, environment: Mapping[str, str]) -> RankInfo | None:
-    """None unless both rank and size are set."""
+    """What the launcher's variables say; None unless both rank and size are set."""
     rank, size = _number(environment, launcher.rank), _number(environment, launcher.size)
     if rank is None or size is None:
         return None

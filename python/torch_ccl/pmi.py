@@ -62,19 +62,19 @@ class KeyValueSpace:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "KeyValueSpace | None":
-        """None if the launcher offers none. One per process, as there is one connection."""
+        """The one of this process, as there is one connection; None if the launcher offers none."""
         fd = environment.get("PMI_FD", "")
         if cls._instance is None and fd.isdecimal() and _is_socket(int(fd)):
             cls._instance = cls(int(fd))
         return cls._instance
 
     def put(self, key: str, text: str, timeout_s: float) -> None:
-        """On rank 0; returns when all other ranks call get(). Raises TimeoutError."""
+        """Call it on rank 0. Returns when all other ranks call get(). Raises TimeoutError."""
         self._request(f"put kvsname={self._name} key={key} value={text}", "put_result")
         self._barrier(timeout_s)
 
     def get(self, key: str, timeout_s: float) -> str:
-        """On the other ranks. Raises TimeoutError if a rank of the job is missing."""
+        """Call it on the other ranks. Raises TimeoutError if a rank of the job is missing."""
         self._barrier(timeout_s)
         return self._request(f"get kvsname={self._name} key={key}", "get_result")["value"]
 

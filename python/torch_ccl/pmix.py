@@ -83,20 +83,20 @@ class KeyValueSpace:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "KeyValueSpace | None":
-        """None if the launcher does not offer PMIx, or libpmix cannot be loaded."""
+        """The one of this process; None if the launcher offers no PMIx, or there is no libpmix."""
         offered = "PMIX_NAMESPACE" in environment and "PMIX_RANK" in environment
         if cls._instance is None and offered and (library := _load()):
             cls._instance = cls(library)
         return cls._instance
 
     def put(self, key: str, text: str, timeout_s: float) -> None:
-        """On rank 0. Does not wait for the other ranks."""
+        """Call it on rank 0. Does not wait for the other ranks."""
         value = _Value(STRING, _Data(text=text.encode()))
         self._call("PMIx_Put", ctypes.c_uint8(GLOBAL), key.encode(), ctypes.byref(value))
         self._call("PMIx_Commit")
 
     def get(self, key: str, timeout_s: float) -> str:
-        """On the other ranks. Raises TimeoutError if rank 0 does not put the key in time."""
+        """Call it on other ranks. Raises TimeoutError if rank 0 does not put the key in time."""
         results: list[str | PmixError] = []
         deadline = time.monotonic() + timeout_s
 

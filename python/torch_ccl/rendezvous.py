@@ -89,13 +89,13 @@ def _own_addresses(info: RankInfo) -> list[str]:
 
 
 def first_host(node_list: str) -> str:
-    """Of a Slurm node list: n1 of "n[1-3,7],m2", n08 of "n[08-10]"."""
+    """The first host of a Slurm node list: n1 of "n[1-3,7],m2", n08 of "n[08-10]"."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", node_list)
     return match[1] + (match[2] or "") if match else ""
 
 
 def _job_id(environment: Mapping[str, str]) -> str:
-    """Empty if no variable identifies the job."""
+    """The id of the job; empty if no variable identifies it."""
     values = [environment.get(name, "") for name in JOB_VARIABLES]
     return "/".join(values) if any(values) else ""
 
@@ -116,7 +116,7 @@ def _host_of_rank_0(environment: Mapping[str, str], info: RankInfo) -> str:
 
 
 def _derived_endpoint(environment: Mapping[str, str], info: RankInfo) -> StoreEndpoint | None:
-    """None if the launcher's variables do not identify the job or rank 0's host."""
+    """The endpoint that every rank derives; None if the job or rank 0's host is not known."""
     job = _job_id(environment)
     address = environment.get("MASTER_ADDR") or _host_of_rank_0(environment, info)
     if not job or not address:

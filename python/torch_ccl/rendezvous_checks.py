@@ -102,7 +102,7 @@ def _require_store(address: str, port: int) -> None:
 
 @contextlib.contextmanager
 def explain_port_errors(port: str) -> Iterator[None]:
-    """While a store is created; `port` says which port it is and where it comes from."""
+    """Explain errors while a store is created; `port` says which port it is and its origin."""
     from torch.distributed import DistNetworkError
 
     try:

@@ -21,7 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from torch_ccl.agent.ports import open_port
 from torch_ccl.environment import init
-from torch_ccl.spawn import Ranks
+from torch_ccl.spawn import SpawnedRanks
 from torch_ccl.tiles import tiles_of_this_machine
 
 
@@ -54,7 +54,7 @@ class single_card_dist:
         """
         if not isinstance(args, tuple | list):
             raise TypeError(f"args must be a tuple such as (args,), not {type(args).__name__}")
-        with open_port(listening=False) as port, Ranks(f, tuple(args)) as ranks:
+        with open_port(listening=False) as port, SpawnedRanks(f, tuple(args)) as ranks:
             ranks.start(tiles_of_this_machine(tiles), port.getsockname()[1])
             return ranks.wait()
 

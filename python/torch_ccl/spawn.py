@@ -1,6 +1,6 @@
 """Runs a function in one new process per rank of this host, and waits until all have ended.
 
-    with Ranks(f, args) as ranks:
+    with SpawnedRanks(f, args) as ranks:
         ranks.start(tiles, port)
         exit_code = ranks.wait()
 
@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from torch_ccl.agent.cores import CoreSet
+from torch_ccl.agent.cores import RankCpus
 from torch_ccl.agent.rank_process import die_with_parent
 from torch_ccl.child_environment import REMOVED_VARIABLES
 from torch_ccl.exit_status import (
@@ -113,7 +113,7 @@ def _delay_interrupt() -> Iterator[None]:
             handler(*received[0])
 
 
-class Ranks:
+class SpawnedRanks:
     """The processes; all have ended when the block is left."""
 
     def __init__(self, f: Callable[..., Any], args: tuple[Any, ...]):
@@ -127,7 +127,7 @@ class Ranks:
         self._tails: dict[int, StderrTail] = {}
         self._failed: dict[int, ExitStatus] = {}
 
-    def __enter__(self) -> "Ranks":
+    def __enter__(self) -> "SpawnedRanks":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -140,7 +140,7 @@ class Ranks:
                 self._reports.close()
                 self._report_writer.close()
 
-    def start(self, tiles: list[CoreSet], port: int) -> None:
+    def start(self, tiles: list[RankCpus], port: int) -> None:
         for rank, tile in enumerate(tiles):
             variables = {
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(tile.threads)),
@@ -171,8 +171,8 @@ class Ranks:
         self._tails[rank] = StderrTail()
 
     def wait(self) -> int:
-        """Until all have ended, or FAILURE_GRACE_S after the first failure. Returns the exit code
-        of the rank whose failure caused the others'."""
+        """Wait until all have ended, or FAILURE_GRACE_S after the first failure. Returns the exit
+        code of the rank whose failure caused the others'."""
         deadline = math.inf
         while self._running and time.monotonic() < deadline:
             self._step(deadline)

@@ -59,7 +59,7 @@ def _open_store(address: str, port: int, info: RankInfo, timeout: timedelta) -> 
 
 
 def serve(port: int, job: str, info: RankInfo, timeout: timedelta) -> "TCPStore":
-    """On rank 0. Port 0: any free port."""
+    """Call it on rank 0. Port 0 means any free port."""
     store = _open_store(LOOPBACK, port, info, timeout)
     store.set(_JOB_KEY, f"{job} {secrets.token_hex(8)}")
     return store
@@ -68,7 +68,7 @@ def serve(port: int, job: str, info: RankInfo, timeout: timedelta) -> "TCPStore"
 def _try_to_connect(
     address: str, endpoint: StoreEndpoint, info: RankInfo, timeout: timedelta
 ) -> "TCPStore | None":
-    """None if rank 0 does not listen yet."""
+    """The store; None if rank 0 does not listen yet."""
     from torch.distributed import DistNetworkError, DistStoreError
 
     if not rendezvous_checks.accepts_connections(address, endpoint.port):

@@ -10,31 +10,31 @@ from pathlib import Path
 
 import torch
 
-from torch_ccl.agent.cores import ROOT, Core, CoreSet, cores, split_cores
+from torch_ccl.agent.cores import ROOT, Core, RankCpus, cores_of, split_cores
 from torch_ccl.child_environment import usable_cpus
 
 
-def tiles_of_this_machine(count: int | None) -> list[CoreSet]:
+def tiles_of_this_machine(count: int | None) -> list[RankCpus]:
     if count is not None and count < 1:
         raise ValueError(f"tiles={count}: there must be at least one")
     cpus = usable_cpus()
     if torch.accelerator.is_available():
-        return device_tiles(torch.accelerator.device_count(), len(cores(cpus)), count)
+        return device_tiles(torch.accelerator.device_count(), len(cores_of(cpus)), count)
     return cpu_tiles(cpus, count)
 
 
-def device_tiles(devices: int, available_cores: int, count: int | None = None) -> list[CoreSet]:
-    """Not pinned, because it is not known which cores are close to a device."""
+def device_tiles(devices: int, available_cores: int, count: int | None = None) -> list[RankCpus]:
+    """These ranks are not pinned: it is not known which cores are close to a device."""
     count = count or devices
     if count > devices:
         raise ValueError(f"tiles={count}, but there are {devices} devices")
-    return [CoreSet([], max(1, available_cores // count))] * count
+    return [RankCpus([], max(1, available_cores // count))] * count
 
 
-def cpu_tiles(cpus: Iterable[int], count: int | None = None, root: Path = ROOT) -> list[CoreSet]:
-    """Disjoint sets. By default one per NUMA node or, if all CPUs are on one node, per socket; with
-    one socket, two sets if there are two cores."""
-    available = _with_sockets(cores(cpus, root), root)
+def cpu_tiles(cpus: Iterable[int], count: int | None = None, root: Path = ROOT) -> list[RankCpus]:
+    """Disjoint sets of CPUs. By default one per NUMA node or, if all CPUs are on one node, per
+    socket; with one socket, two sets if there are two cores."""
+    available = _with_sockets(cores_of(cpus, root), root)
     if count is None:
         nodes = [list(node) for _, node in groupby(available, key=lambda core: core.node)]
         if len(nodes) > 1:  # one set per node, even if their sizes differ
@@ -42,8 +42,8 @@ def cpu_tiles(cpus: Iterable[int], count: int | None = None, root: Path = ROOT) 
         count = min(2, len(available))
     parts = split_cores(available, count)
     if not parts:
-        threads = sum(len(core.cpus) for core in available)
-        raise ValueError(f"tiles={count}, but this process may use {threads} CPUs only")
+        available_cpus = sum(len(core.cpus) for core in available)
+        raise ValueError(f"tiles={count}, but this process may use {available_cpus} CPUs only")
     return parts
 
 

@@ -40,7 +40,7 @@ def chosen(words: list[str]) -> list[Program]:
     return [p for p in PROGRAMS if not words or any(word in p.name for word in words)]
 
 
-def note(text: str) -> None:
+def print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -52,7 +52,7 @@ def measure(program: Program, repetitions: int) -> dict[str, list[dict]]:
             report = finished(program, backend)
             check_backend(report, backend)
             runs[backend].append(report)
-            note(f"{program.name} on {backend}: {report['steps_per_s']:.1f} steps/s")
+            print_progress(f"{program.name} on {backend}: {report['steps_per_s']:.1f} steps/s")
     for on_gloo in runs["gloo"]:
         for on_ccl in runs["ccl"]:
             check_losses(on_gloo, on_ccl)
@@ -88,7 +88,7 @@ def main() -> int:
             runs = measure(program, arguments.repetitions)
             rows += [row(program, backend, runs[backend]) for backend in BACKENDS]
             check_fails_on_gloo(program)
-            note(f"{program.name} without ccl: its assertion fails, as it must")
+            print_progress(f"{program.name} without ccl: its assertion fails, as it must")
         except AssertionError as problem:
             wrong.append(f"{program.name}: {problem}")
     if rows:

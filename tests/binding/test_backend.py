@@ -185,7 +185,7 @@ def check_late_rank(rank: int, size: int) -> None:
         dist.barrier()
 
 
-@pytest.mark.alone  # measures time
+@pytest.mark.serial  # measures time
 def test_late_rank():
     run_ranks(2, check_late_rank)
 
@@ -214,7 +214,7 @@ def check_dead_peer(rank: int, size: int, asynchronous: bool) -> tuple[float, st
     return time.monotonic() - start, str(caught.value)
 
 
-@pytest.mark.alone  # measures time
+@pytest.mark.serial  # measures time
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_dead_peer(asynchronous):
     with started_ranks(3, check_dead_peer, asynchronous) as ranks:
@@ -358,7 +358,7 @@ dist.destroy_process_group()
 """)
 
 
-@pytest.mark.alone  # measures time
+@pytest.mark.serial  # measures time
 @pytest.mark.parametrize(
     "blocked",
     [

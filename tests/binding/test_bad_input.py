@@ -198,7 +198,8 @@ def check_rows(rows: dict, group, name: str) -> list[str]:
 
 
 def check_table(rank: int, size: int, name: str) -> None:
-    """On the world, on a smaller group, and on one rank only: other ranks are not affected."""
+    """Runs the table on the world, on a smaller group, and on one rank only: other ranks are not
+    affected."""
     world, part = dist.group.WORLD, dist.new_group([0, 1])
     messages = check_rows(TABLES[name], world, "world")
     if rank in (0, 1):
@@ -236,7 +237,7 @@ def test_undefined_reductions():
 
 
 def check_functions(rank: int, size: int) -> None:
-    """The same through torch.distributed's functions, which do further checks."""
+    """Makes the same calls through torch.distributed's functions, which do further checks."""
     x, ints = torch.ones(4), torch.ones(4, dtype=torch.int64)
     refused = [
         ("unexpected rank", lambda: dist.broadcast(x, group_src=size)),
@@ -422,7 +423,8 @@ DISAGREEMENTS = {
 
 
 def check_disagreement(group, odd: bool, name: str, asynchronous: bool) -> list[str]:
-    """The errors on this rank: of the call or of the next collective, then of each later call."""
+    """Returns the errors on this rank: that of the call or of the next collective, then that of
+    each later call."""
     call = DISAGREEMENTS[name][odd]
     with pytest.raises(dist.DistBackendError) as caught:
         work = call(group, {"async_op": asynchronous})
@@ -440,7 +442,7 @@ def check_disagreement(group, odd: bool, name: str, asynchronous: bool) -> list[
 
 
 def check_disagreements(rank: int, size: int) -> dict[str, list[str]]:
-    """Each on a new group, because the group fails."""
+    """Uses a new group for each disagreement, because the group fails."""
     messages = {}
     for name, asynchronous in itertools.product(DISAGREEMENTS, (False, True)):
         group = dist.new_group(list(range(size)))

@@ -14,7 +14,7 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (70_001,)]
 
 
 def data_of(rank: int, shape, dtype: torch.dtype) -> torch.Tensor:
-    """Small integers, different on every rank, exact in every dtype (bool: a pattern)."""
+    """Returns small integers, different on every rank, exact in every dtype (bool: a pattern)."""
     numel = torch.Size(shape).numel()
     values = (torch.arange(numel) * 7 + rank * 3 + 1) % 4
     if dtype.is_complex:

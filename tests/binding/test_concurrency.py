@@ -185,7 +185,7 @@ def in_threads(*functions) -> None:
 
 
 def check_threads(rank: int, size: int) -> None:
-    """One group per thread, and a thread that sends and receives in the group of another thread."""
+    """Each thread has a group; one thread also sends and receives in the group of another."""
     groups = [everyone(size) for _ in range(3)]
 
     def reduce_all(group):
@@ -439,7 +439,7 @@ for i, words in enumerate(json.loads(sys.argv[1])):
 
 @functools.cache
 def exits() -> dict[str, tuple[list[int], list[str]]]:
-    """For each of EXIT_SCRIPTS: the ranks' exit codes and their stderr."""
+    """Returns the exit codes and stderr of the ranks of each of EXIT_SCRIPTS."""
     with tempfile.TemporaryDirectory() as directory:
         out = run_script(LEAVE, json.dumps(list(EXIT_SCRIPTS.values())), directory, bound_s=150)
     return dict(zip(EXIT_SCRIPTS, map(json.loads, out.splitlines()), strict=True))

@@ -19,7 +19,7 @@ from support.ranks import run_ranks, started_ranks
 
 
 def views(rank: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of a view and its base tensor."""
+    """Returns pairs of a view and its base tensor."""
     whole = [torch.arange(48.0).reshape(6, 8) + 100 * rank for _ in range(3)]
     pictures = torch.arange(48.0).reshape(1, 4, 3, 4) + 100 * rank
     pictures = pictures.to(memory_format=torch.channels_last)

@@ -216,7 +216,7 @@ def test_dropped_receive():
 
 
 def check_messages_nobody_waits_for(rank: int, size: int) -> None:
-    """More messages than a ring holds, while the receiver runs a collective."""
+    """Sends more messages than a ring holds, while the receiver runs a collective."""
     if rank == 1:
         for i in range(100):
             dist.send(torch.full((8,), float(i)), 0)
@@ -339,7 +339,7 @@ def test_errors_are_known():
 
 
 def check_close_in_signal_handler(rank: int, size: int, wait_name: str) -> None:
-    """As programs do on SIGTERM: the interrupted operation fails, and nothing hangs."""
+    """A program may close the group on SIGTERM: the interrupted operation fails, nothing hangs."""
     waits = {
         "collective": lambda: dist.all_reduce(torch.ones(3)),
         "message": lambda: dist.recv(torch.ones(3), 0),

@@ -12,7 +12,7 @@ STRIDE = 1_000_003  # stride in bytes of the values that are checked: a prime
 
 
 def pattern(rank: int) -> torch.Tensor:
-    """Values that identify their offset, also beyond 2 GiB, and their rank."""
+    """Returns values that identify their offset, also beyond 2 GiB, and their rank."""
     period = torch.arange(97, dtype=torch.uint8) + rank
     return period.repeat(BYTES // 97 + 1)[:BYTES]
 

@@ -13,7 +13,7 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK", "PMI_SIZE")
 
 
 def completed(**environment: str) -> str:
-    """RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for an unset variable."""
+    """Returns RANK/WORLD_SIZE LOCAL_RANK PMI_RANK/PMI_SIZE, with `-` for an unset variable."""
     before = dict(environment)
     launchers.export_rank_variables(environment)
     assert before.items() <= environment.items(), "something was overwritten"
@@ -321,7 +321,7 @@ else:
 
 
 def run_two(script: str) -> list[tuple[int, str, str]]:
-    """Exit codes, stdout and stderr of both ranks."""
+    """Returns the exit codes, stdout and stderr of both ranks."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [start_script(script, RANK=rank, **place) for rank in "01"]
     try:

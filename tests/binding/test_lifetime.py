@@ -93,7 +93,7 @@ def test_worlds_leave_nothing_behind():
 
 
 def check_failed_groups(rank: int, size: int) -> None:
-    """Groups that failed, and whose Works were kept until after their end."""
+    """Creates groups that fail and whose Works are kept until after their end."""
     kept = []
     for i in range(WARM_UP + WORLDS):
         if i == WARM_UP:
@@ -118,7 +118,7 @@ def test_failed_groups_leave_nothing_behind():
     run_ranks(3, check_failed_groups, bound_s=100)
 
 
-@pytest.mark.alone  # compares /dev/shm before and after
+@pytest.mark.serial  # compares /dev/shm before and after
 def test_nothing_stays_in_shared_memory():
     def names() -> set[str]:
         return {path.name for path in Path("/dev/shm").iterdir()}

@@ -221,7 +221,7 @@ def barrier(rank, size):
 
 
 def rows_of(call, rank: int, size: int):
-    """The result of the call, and all profiler rows of it, ours and torch's, with shapes."""
+    """Returns the result of the call and all its profiler rows, ours and torch's, with shapes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch deprecates some of the names

@@ -69,7 +69,7 @@ def test_new_groups_and_meshes(backend):
 
 
 def check_direct(rank, size):
-    """Created through the class, with each form of its arguments."""
+    """A group is created through the class, with each form of its arguments."""
     from torch.distributed import ProcessGroup, ProcessGroupGloo
 
     store = dist.distributed_c10d._get_default_store()
@@ -232,7 +232,8 @@ print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, dist.ge
     ],
 )
 def test_environment(asked, backend, served):
-    """Without an import of torch_ccl: torch loads the entry point, which loads nothing else."""
+    """The script does not import torch_ccl: torch loads the entry point, which loads nothing
+    else."""
     assert run_script(ALONE, backend, CCL_REPLACE=asked).strip() == served
 
 

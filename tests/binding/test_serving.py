@@ -20,8 +20,8 @@ serving_calls.serve(*map(int, sys.argv[1:]))
 
 
 def run_servers(before: str = "", after: str = "", **environment: str) -> list[tuple[int, str]]:
-    """Exit codes and stderr of two ranks; `before` and `after` are code around the import of
-    serving_calls."""
+    """Returns exit codes and stderr of two ranks. `before` and `after` are code around the import
+    of serving_calls."""
     ports = str(free_port()), str(free_port())
     script = RANK.format(before=before, after=after)
     ranks = [start_script(script, str(rank), *ports, **environment) for rank in range(2)]

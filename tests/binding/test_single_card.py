@@ -35,21 +35,21 @@ def own_rank() -> int:
     return int(os.environ["RANK"])
 
 
-def note(directory: str, **facts) -> None:
-    """Writes a file for the test atomically."""
+def write_report(directory: str, **values) -> None:
+    """Writes the report of this rank for the test. Renamed, so that the file is never partial."""
     path = Path(directory) / f"{own_rank()}.json"
-    path.with_suffix(".new").write_text(json.dumps(facts))
+    path.with_suffix(".new").write_text(json.dumps(values))
     path.with_suffix(".new").rename(path)
 
 
-def noted(directory: Path, size: int = SIZE) -> list[dict]:
+def read_reports(directory: Path, size: int = SIZE) -> list[dict]:
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def await_notes(directory: Path, suffix: str = "json") -> None:
+def wait_for_files(directory: Path, suffix: str = "json") -> None:
     end = time.monotonic() + BOUND_S
     while not all((directory / f"{rank}.{suffix}").exists() for rank in range(SIZE)):
-        assert time.monotonic() < end, "ranks have not come"
+        assert time.monotonic() < end, f"not all ranks have written their .{suffix} file"
         time.sleep(0.01)
 
 
@@ -64,58 +64,69 @@ def is_gone(pid: int) -> bool:
 
 # ---- environment and affinity of ranks
 
-OF_OTHERS = {"PMI_RANK": "7", "OMPI_COMM_WORLD_RANK": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+OTHER_LAUNCHERS = {
+    "PMI_RANK": "7",
+    "OMPI_COMM_WORLD_RANK": "7",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
 
 
-def say_place(directory):
-    note(
+def report_environment(directory):
+    write_report(
         directory,
-        environment={name: os.environ.get(name) for name in (*PLACE, *OF_OTHERS)},
+        environment={name: os.environ.get(name) for name in (*OWN_VARIABLES, *OTHER_LAUNCHERS)},
         cpus=sorted(os.sched_getaffinity(0)),
         threads=torch.get_num_threads(),
         daemon=multiprocessing.current_process().daemon,
     )
 
 
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+OWN_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "OMP_NUM_THREADS",
+)
 
 
-def test_place_and_cores(tmp_path, monkeypatch):
-    for name, value in OF_OTHERS.items():
+def test_variables_and_cpus(tmp_path, monkeypatch):
+    for name, value in OTHER_LAUNCHERS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS")
     before = dict(os.environ), os.sched_getaffinity(0)
-    assert spawn(say_place, (str(tmp_path),), tiles=SIZE) == 0
+    assert spawn(report_environment, (str(tmp_path),), tiles=SIZE) == 0
     assert (dict(os.environ), os.sched_getaffinity(0)) == before
 
-    printed = noted(tmp_path)
+    printed = read_reports(tmp_path)
     shares = [set(row["cpus"]) for row in printed]
     assert not shares[0] & shares[1] and shares[0] | shares[1] <= before[1]
     sizes = [tile.threads for tile in cpu_tiles(before[1], SIZE)]
     assert [row["threads"] for row in printed] == sizes
     for rank, row in enumerate(printed):
-        place = [str(rank), "2", str(rank), "2", "127.0.0.1", str(sizes[rank])]
+        own = [str(rank), "2", str(rank), "2", "127.0.0.1", str(sizes[rank])]
         # torch_ccl, which f's module imports, adds the variables that hydra would set.
-        of_others = [str(rank), None, None]
-        assert list(row["environment"].values()) == [*place, *of_others]
+        others = [str(rank), None, None]
+        assert list(row["environment"].values()) == [*own, *others]
         assert not row["daemon"]  # so that it may start workers
 
 
 @pytest.mark.slow
 def test_user_sets_thread_count(tmp_path, monkeypatch):
-    """One thread, although the rank has all cores."""
+    """OMP_NUM_THREADS of the user is kept, although the rank has all CPUs."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert spawn(say_place, (str(tmp_path),), tiles=1) == 0
-    assert noted(tmp_path, 1)[0]["threads"] == 1
+    assert spawn(report_environment, (str(tmp_path),), tiles=1) == 0
+    assert read_reports(tmp_path, 1)[0]["threads"] == 1
 
 
 def test_arguments_are_refused():
     with pytest.raises(TypeError, match=r"such as \(args,\), not str"):
-        spawn(say_place, "directory")
+        spawn(report_environment, "directory")
     with pytest.raises(ValueError, match="tiles=0"):
-        spawn(say_place, ("",), tiles=0)
+        spawn(report_environment, ("",), tiles=0)
     with pytest.raises(ValueError, match="tiles=100000, but"):
-        spawn(say_place, ("",), tiles=100000)
+        spawn(report_environment, ("",), tiles=100000)
 
 
 # ---- exit codes, failures and signals
@@ -127,7 +138,7 @@ ENDS = {
 }
 
 
-def await_other(directory: str) -> None:
+def wait_for_other_rank(directory: str) -> None:
     end = time.monotonic() + BOUND_S
     while not (Path(directory) / f"{1 - own_rank()}.json").exists() and time.monotonic() < end:
         time.sleep(0.01)
@@ -135,8 +146,8 @@ def await_other(directory: str) -> None:
 
 def end_or_sleep(directory, way):
     signal.signal(signal.SIGTERM, signal.SIG_IGN if way == "killed" else signal.SIG_DFL)
-    note(directory, pid=os.getpid())
-    await_other(directory)
+    write_report(directory, pid=os.getpid())
+    wait_for_other_rank(directory)
     if own_rank() == 1:
         ENDS[way][1]()
     time.sleep(300)
@@ -146,9 +157,9 @@ def end_or_sleep(directory, way):
     "way", [w if w == "exit" else pytest.param(w, marks=pytest.mark.slow) for w in ENDS]
 )
 def test_failure_ends_other_ranks(tmp_path, way):
-    """Also if it ignores SIGTERM."""
+    """The other rank is ended even if it ignores SIGTERM."""
     assert spawn(end_or_sleep, (str(tmp_path), way), tiles=SIZE) == ENDS[way][0]
-    assert all(is_gone(row["pid"]) for row in noted(tmp_path))
+    assert all(is_gone(row["pid"]) for row in read_reports(tmp_path))
 
 
 def raise_error(text):
@@ -167,7 +178,7 @@ def leave_the_other_waiting(directory):
     if own_rank() == 1:
         atexit.register(time.sleep, 30)  # after the group has ended
     tile = single_card_dist(torch.nn.Linear(2, 2), range(8))
-    note(directory, pid=os.getpid())
+    write_report(directory, pid=os.getpid())
     if tile.rank == 1:
         sys.exit(3)
     dist.all_reduce(torch.ones(1))
@@ -177,7 +188,7 @@ def leave_the_other_waiting(directory):
 def test_exit_code_of_first_failure(tmp_path):
     """Rank 0 fails as soon as rank 1 leaves the group, and exits before rank 1."""
     assert spawn(leave_the_other_waiting, (str(tmp_path),), tiles=SIZE) == 3
-    assert all(is_gone(row["pid"]) for row in noted(tmp_path))
+    assert all(is_gone(row["pid"]) for row in read_reports(tmp_path))
 
 
 def end_in_all_reduce(way):
@@ -213,34 +224,34 @@ import json, os, signal, sys, time
 from pathlib import Path
 from torch_ccl.single_card import single_card_dist
 
-def note(directory, name):
+def write_marker(directory, name):
     path = Path(directory) / f"{os.environ['RANK']}.{name}"
     path.with_suffix(".new").write_text(json.dumps({"pid": os.getpid()}))
     path.with_suffix(".new").rename(path)
 
-def sleep(directory, listens):
-    if not listens:
-        signal.signal(signal.SIGTERM, lambda *_: note(directory, "asked"))
-    note(directory, "json")
+def sleep(directory, ends_on_sigterm):
+    if not ends_on_sigterm:
+        signal.signal(signal.SIGTERM, lambda *_: write_marker(directory, "terminated"))
+    write_marker(directory, "json")
     time.sleep(300)
 
 if __name__ == "__main__":
-    single_card_dist.multi_process_spawn(sleep, (sys.argv[1], sys.argv[2] == "listens"), tiles=2)
+    single_card_dist.multi_process_spawn(sleep, (sys.argv[1], sys.argv[2] == "ends"), tiles=2)
 """
 
 
 @contextlib.contextmanager
-def sleeping(directory: Path, word: str) -> Iterator[subprocess.Popen]:
-    """A script with two sleeping ranks."""
+def sleeping(directory: Path, on_sigterm: str) -> Iterator[subprocess.Popen]:
+    """Starts a script with two sleeping ranks, which end on SIGTERM ("ends") or not ("ignores")."""
     script = directory / "sleeping.py"
     script.write_text(SLEEPING)
     parent = subprocess.Popen(
-        [sys.executable, script, directory, word],
+        [sys.executable, script, directory, on_sigterm],
         env=clean_environment(),
         stderr=subprocess.DEVNULL,
     )
     try:
-        await_notes(directory)
+        wait_for_files(directory)
         yield parent
     finally:
         parent.kill()
@@ -253,23 +264,23 @@ def sleeping(directory: Path, word: str) -> Iterator[subprocess.Popen]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_end_with_their_parent(tmp_path, number):
-    with sleeping(tmp_path, "listens") as parent:
+    with sleeping(tmp_path, "ends") as parent:
         parent.send_signal(number)
         parent.wait(BOUND_S)
         end = time.monotonic() + BOUND_S
-        while not all(is_gone(row["pid"]) for row in noted(tmp_path)):
-            assert time.monotonic() < end, "ranks have outlived it"
+        while not all(is_gone(row["pid"]) for row in read_reports(tmp_path)):
+            assert time.monotonic() < end, "ranks have outlived their parent"
             time.sleep(0.01)
 
 
 def test_second_interrupt_kills(tmp_path):
-    """Although the ranks ignore SIGTERM."""
-    with sleeping(tmp_path, "deaf") as parent:
+    """A second Ctrl-C kills ranks that ignore SIGTERM."""
+    with sleeping(tmp_path, "ignores") as parent:
         parent.send_signal(signal.SIGINT)
-        await_notes(tmp_path, suffix="asked")
+        wait_for_files(tmp_path, suffix="terminated")
         parent.send_signal(signal.SIGINT)
         parent.wait(TERMINATE_GRACE_S - 1)
-        assert all(is_gone(row["pid"]) for row in noted(tmp_path))
+        assert all(is_gone(row["pid"]) for row in read_reports(tmp_path))
 
 
 def interrupt(pid: int) -> int:
@@ -324,7 +335,7 @@ def train(directory):
             optimizer.step()
     parameters = {name: value.tolist() for name, value in tile.model.module.state_dict().items()}
     backend = dist.get_backend()
-    note(
+    write_report(
         directory,
         rank=tile.rank,
         backend=backend,
@@ -351,7 +362,7 @@ def train_alone(begin: dict) -> torch.Tensor:
 def test_training(tmp_path):
     """Floats are compared exactly: `tolist` loses nothing."""
     assert spawn(train, (str(tmp_path),), tiles=SIZE) == 0
-    first, second = noted(tmp_path)
+    first, second = read_reports(tmp_path)
     assert [first["rank"], second["rank"]] == [0, 1]
     assert {first["backend"], second["backend"]} == {"ccl"}
     assert first["parameters"] == second["parameters"]
@@ -368,7 +379,7 @@ def sum_up(directory, number):
     single_card_dist(torch.nn.Linear(1, 1), range(2))
     x = torch.full((1,), float(number))
     dist.all_reduce(x)
-    note(directory, sum=x.item(), port=os.environ["MASTER_PORT"])
+    write_report(directory, sum=x.item(), port=os.environ["MASTER_PORT"])
 
 
 @pytest.mark.slow
@@ -377,7 +388,7 @@ def test_two_jobs_at_once(tmp_path):
         directory = tmp_path / str(job)
         directory.mkdir()
         assert spawn(sum_up, (str(directory), job), tiles=SIZE) == 0
-        return noted(directory)
+        return read_reports(directory)
 
     with ThreadPoolExecutor(2) as threads:
         one, two = threads.map(run, (1, 2))
@@ -385,7 +396,7 @@ def test_two_jobs_at_once(tmp_path):
     assert {row["port"] for row in one}.isdisjoint(row["port"] for row in two)
 
 
-OTHERS_START_IT = """
+UNDER_OTHER_LAUNCHER = """
 import sys
 import torch
 import torch.distributed as dist
@@ -402,13 +413,13 @@ sys.stdout.write(f"{tile.rank} of {dist.get_world_size()}: {len(tile.train_sampl
 @pytest.mark.parametrize("launcher", ["torchrun", "MPICH"])
 def test_other_launchers(launcher, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(OTHERS_START_IT)
+    script.write_text(UNDER_OTHER_LAUNCHER)
     printed = [rank.out for rank in run_by(LAUNCHERS[launcher], script)]
     assert printed == [f"{rank} of 2: 4 samples\n" for rank in range(SIZE)]
 
 
 def test_without_a_launcher():
-    assert run_script(OTHERS_START_IT) == "0 of 1: 8 samples\n"
+    assert run_script(UNDER_OTHER_LAUNCHER) == "0 of 1: 8 samples\n"
 
 
 # ---- tiles of other machines

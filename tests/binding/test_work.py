@@ -70,7 +70,7 @@ def test_collective_in_callback():
 
 
 def check_order(rank: int, size: int) -> None:
-    """Many asynchronous operations, then a synchronous one; only the Works hold the tensors."""
+    """Many asynchronous operations precede a synchronous one; only the Works hold the tensors."""
     works = [dist.all_reduce(torch.full((50,), float(i)), async_op=True) for i in range(40)]
     x = torch.ones(3)
     dist.all_reduce(x)
@@ -101,13 +101,13 @@ def check_wait_timeout(rank: int, size: int) -> None:
     assert x.eq(size).all()
 
 
-@pytest.mark.alone  # measures time
+@pytest.mark.serial  # measures time
 def test_wait_timeout():
     run_ranks(2, check_wait_timeout)
 
 
 def check_threads(rank: int, size: int) -> None:
-    """One group per thread, concurrently."""
+    """Threads run operations concurrently, each in its own group."""
     groups = [dist.new_group(list(range(size))) for _ in range(4)]
     wrong = []
 

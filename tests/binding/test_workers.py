@@ -8,36 +8,36 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
 
-CORES = sorted(os.sched_getaffinity(0))
-FIRST, LAST = CORES[0], CORES[-1]
-MISSING = 4000  # no machine has a core of this number
+CPUS = sorted(os.sched_getaffinity(0))
+FIRST, LAST = CPUS[0], CPUS[-1]
+MISSING = 4000  # no machine has a CPU of this number
 
 
-def prepare(directory: Path, settings: dict, cores: list | None, rank: int) -> None:
+def prepare(directory: Path, settings: dict, cpus: list | None, rank: int) -> None:
     """Pins the rank as a launcher would, and redirects its stderr to a file."""
     os.environ.update(settings)
-    if cores:
-        os.sched_setaffinity(0, cores[rank])
+    if cpus:
+        os.sched_setaffinity(0, cpus[rank])
     os.dup2(os.open(directory / f"stderr-{rank}", os.O_CREAT | os.O_WRONLY, 0o600), 2)
 
 
-def parse_cores(text: str) -> set[int]:
-    cores = set()
+def parse_cpu_list(text: str) -> set[int]:
+    cpus = set()
     for piece in text.strip().split(","):
         first, _, last = piece.partition("-")
-        cores |= set(range(int(first), int(last or first) + 1))
-    return cores
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus
 
 
 def worker_masks() -> list[set[int]]:
-    """The cores of each worker thread of this process, in the order of their numbers."""
+    """Returns the CPUs of each worker thread of this process, in the order of the workers."""
     masks = {}
     for task in Path("/proc/self/task").iterdir():
         lines = (task / "status").read_text().splitlines()
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         if status["Name"].startswith("ccl-worker-"):
             number = int(status["Name"].removeprefix("ccl-worker-"))
-            masks[number] = parse_cores(status["Cpus_allowed_list"])
+            masks[number] = parse_cpu_list(status["Cpus_allowed_list"])
     assert sorted(masks) == list(range(len(masks)))
     return [masks[number] for number in sorted(masks)]
 
@@ -56,9 +56,9 @@ def check_workers(rank: int, size: int) -> list[set[int]]:
     return made
 
 
-def run_with(directory: Path, cores: list | None = None, size: int = 2, **settings: str):
-    """For each rank the masks of the workers that exist at the start, and its warnings."""
-    before = functools.partial(prepare, directory, settings, cores)
+def run_with(directory: Path, cpus: list | None = None, size: int = 2, **settings: str):
+    """Returns for each rank the masks of the workers that exist at the start, and its warnings."""
+    before = functools.partial(prepare, directory, settings, cpus)
     masks = run_ranks(size, check_workers, prepare=before)
     texts = [(directory / f"stderr-{rank}").read_text() for rank in range(size)]
     warnings = [[line for line in text.splitlines() if "tccl" in line] for text in texts]
@@ -71,7 +71,7 @@ def test_no_workers_before_first_use(tmp_path):
 
 def test_worker_count(tmp_path):
     settings = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": "auto"}
-    assert run_with(tmp_path, **settings) == [([set(CORES)], [])] * 2
+    assert run_with(tmp_path, **settings) == [([set(CPUS)], [])] * 2
 
 
 def test_zero_workers(tmp_path):
@@ -92,35 +92,35 @@ def test_affinity_list_sets_count(tmp_path):
 
 
 def test_the_list_of_the_documents(tmp_path):
-    """The list is for 56 cores. With fewer, one warning names the cores that do not exist."""
+    """The list is for 56 CPUs. With fewer, one warning names the CPUs that do not exist."""
     settings = {"CCL_WORKER_COUNT": "4", "CCL_WORKER_AFFINITY": "0,1,2,3,28,29,31,32"}
     ranks = run_with(tmp_path, **settings)
     for (masks, warnings), part in zip(ranks, ([0, 1, 2, 3], [28, 29, 31, 32]), strict=True):
-        assert masks == [{core} if core in CORES else set(CORES) for core in part]
-        assert len(warnings) == (not set(part) <= set(CORES)), warnings
+        assert masks == [{cpu} if cpu in CPUS else set(CPUS) for cpu in part]
+        assert len(warnings) == (not set(part) <= set(CPUS)), warnings
 
 
-def test_cores_that_do_not_exist(tmp_path):
+def test_cpus_that_do_not_exist(tmp_path):
     settings = {
         "CCL_WORKER_COUNT": "3",
         "CCL_WORKER_AFFINITY": f"{LAST},{MISSING}-{MISSING + 4}",
     }
     first, second = run_with(tmp_path, **settings)
-    assert first[0] == [{LAST}, set(CORES), set(CORES)]
-    assert second[0] == [set(CORES)] * 3
+    assert first[0] == [{LAST}, set(CPUS), set(CPUS)]
+    assert second[0] == [set(CPUS)] * 3
     for rank, named in ((first, "4000,4001;"), (second, "4002-4004;")):
         assert len(rank[1]) == 1, rank[1]
         assert named in rank[1][0], rank[1]
 
 
-def test_outside_the_cores_of_the_rank(tmp_path):
-    """As in the documents, where ranks are pinned to other cores than their workers."""
+def test_outside_the_cpus_of_the_rank(tmp_path):
+    """The documents pin ranks to other CPUs than their workers."""
     settings = {"CCL_WORKER_COUNT": "1", "CCL_WORKER_AFFINITY": f"{LAST},{LAST}"}
-    cores = [{FIRST}, {FIRST}]
-    assert run_with(tmp_path, cores, **settings) == [([{LAST}], [])] * 2
+    cpus = [{FIRST}, {FIRST}]
+    assert run_with(tmp_path, cpus, **settings) == [([{LAST}], [])] * 2
 
 
-def test_unpinned_workers_stay_on_the_cores_of_the_rank(tmp_path):
+def test_unpinned_workers_stay_on_the_cpus_of_the_rank(tmp_path):
     first, second = run_with(tmp_path, [{FIRST}, {LAST}], CCL_WORKER_COUNT="1")
     assert first == ([{FIRST}], [])
     assert second == ([{LAST}], [])
@@ -130,7 +130,7 @@ def test_a_list_of_another_length(tmp_path):
     settings = {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": f"{FIRST},{LAST},{FIRST}"}
     first, second = run_with(tmp_path, **settings)
     assert first[0] == [{FIRST}, {LAST}]
-    assert second[0] == [{FIRST}, set(CORES)]
+    assert second[0] == [{FIRST}, set(CPUS)]
     for _, warnings in (first, second):
         assert len(warnings) == 1, warnings
         assert "CCL_WORKER_COUNT=2" in warnings[0]
@@ -138,13 +138,13 @@ def test_a_list_of_another_length(tmp_path):
         assert "need a list of 4 cores, not of 3" in warnings[0]
 
 
-def test_more_workers_than_cores(tmp_path):
+def test_more_workers_than_cpus(tmp_path):
     first, second = run_with(tmp_path, [{FIRST}, {LAST}], CCL_WORKER_COUNT="2")
-    for (masks, warnings), core in ((first, FIRST), (second, LAST)):
-        assert masks == [{core}] * 2
+    for (masks, warnings), cpu in ((first, FIRST), (second, LAST)):
+        assert masks == [{cpu}] * 2
         assert len(warnings) == 1, warnings
         assert "CCL_WORKER_COUNT=2, CCL_WORKER_AFFINITY=auto" in warnings[0]
-        assert f"the cores of this rank ({core})" in warnings[0]
+        assert f"the cores of this rank ({cpu})" in warnings[0]
 
 
 def check_fork(rank: int, size: int) -> None:

@@ -44,7 +44,7 @@ def test_invalid_sizes_are_refused(size, message):
 
 
 def check_collectives(rank: int, size: int, everywhere: bool) -> None:
-    """Also with ordinary tensors on some ranks."""
+    """Some cases have ordinary tensors on some ranks."""
 
     def tensor(count: int, value: float) -> torch.Tensor:
         empty = torch_ccl.empty if everywhere or rank % 2 == 0 else torch.empty

@@ -2,7 +2,7 @@
 
 import pytest
 from support.mpi_hosts import write_ssh
-from support.run_command import PRELUDE, started
+from support.run_command import SCRIPT_HEADER, started
 from support.virtual_hosts import virtual_hosts
 
 
@@ -12,7 +12,7 @@ def script(tmp_path):
 
     def write(text: str) -> str:
         path = tmp_path / "script.py"
-        path.write_text(PRELUDE + text)
+        path.write_text(SCRIPT_HEADER + text)
         return str(path)
 
     return write
@@ -28,7 +28,7 @@ def hosts(tmp_path_factory):
 
 @pytest.fixture
 def over_hosts(hosts, tmp_path):
-    """As `started`, on the first virtual host, with a substitute for ssh."""
+    """over_hosts(...) is `started` on the first virtual host, with a substitute for ssh."""
 
     def start(*words: str, **environment: str):
         return started(

@@ -179,7 +179,7 @@ def test_missing_extra_is_named_in_one_line(missing, arguments, monkeypatch):
 
 
 def test_command_line_imports_nothing_heavy():
-    """The modules of the command line itself; what the package torch_ccl imports is not its."""
+    """Only modules of the command line count, not those that the package torch_ccl imports."""
     directory = Path(command.__file__).parent
     script = f"""
 import sys, types

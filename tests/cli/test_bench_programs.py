@@ -80,7 +80,7 @@ def test_wrong_losses_are_detected():
             check_losses("ccl", [2.0, wrong], [2.0, 1.0])
 
 
-@pytest.mark.alone  # Pss changes when other processes map or unmap torch's libraries
+@pytest.mark.serial  # Pss changes when other processes map or unmap torch's libraries
 def test_memory_in_use_counts_and_freed_memory_does_not():
     before = pss_kib()
     private, shared = torch.ones(4 << 20), mmap.mmap(-1, 8 << 20)  # 16 and 8 MiB
@@ -94,11 +94,11 @@ def test_memory_in_use_counts_and_freed_memory_does_not():
 
 
 def test_footprint_measurements():
-    """Two ranks and short waits: that they run, not their figures."""
+    """Runs with two ranks and short waits. The figures are not checked."""
     figures = footprint.waiting(1, no_progress, wait_s=0.2)
     figures += footprint.memory(1, no_progress, size=2)
     figures += footprint.start_up(1, no_progress, sizes=(2,))
-    assert [figure.unit for figure in figures] == ["% of a core"] * 3 + ["MiB"] * 6 + [
+    assert [figure.unit for figure in figures] == ["% of a CPU"] * 3 + ["MiB"] * 6 + [
         "ms",
         "ms",
         "x",

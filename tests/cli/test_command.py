@@ -88,7 +88,7 @@ def test_public_names_are_loaded_on_demand():
 
 
 def test_import_torch_ccl_registers_the_backend_at_once():
-    """Without torch's autoload, in a program that is not the command."""
+    """The program is not the command, and torch's autoload is off."""
     script = "import torch_ccl, torch_ccl_command, torch; torch.distributed.Backend('ccl').upper()"
     check = "; assert 'CCL' in torch.distributed.Backend._plugins"
     ended = torch_ccl(sys.executable, "-c", script + check, TORCH_DEVICE_BACKEND_AUTOLOAD="0")

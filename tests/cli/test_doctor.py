@@ -91,9 +91,9 @@ CASES = [
         PROBLEM,
         "ulimit -f",
     ),
-    ("cores", {}, OK, "8 of 8 CPUs (0-7)"),
-    ("cores", {"allowed": [2, 3]}, OK, "2 of 8 CPUs (2-3)"),
-    ("cores", {"files": cgroup(cpu_max="250000 100000")}, WARNING, "use 2 threads"),
+    ("CPUs", {}, OK, "8 of 8 CPUs (0-7)"),
+    ("CPUs", {"allowed": [2, 3]}, OK, "2 of 8 CPUs (2-3)"),
+    ("CPUs", {"files": cgroup(cpu_max="250000 100000")}, WARNING, "use 2 threads"),
     ("threads", {}, OK, "1 rank with 8 threads"),
     ("threads", {"environment": {"OMP_NUM_THREADS": "9"}}, WARNING, "OMP_NUM_THREADS to 8"),
     ("threads", {"environment": TWO_RANKS}, WARNING, "OMP_NUM_THREADS to 4"),
@@ -112,7 +112,7 @@ CASES = [
     ("workers", {}, OK, "auto"),
     ("workers", {"environment": {**TWO_RANKS, **PINNED}}, OK, "2,3,6,7"),
     ("workers", {"environment": PINNED}, OK, "2,3,6,7"),  # no job: any number of ranks
-    ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "need 2 cores, not 4"),
+    ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "need 2 CPUs, not 4"),
     ("workers", {"environment": {**ONE_RANK, **PINNED}}, WARNING, "torch-ccl info shows them"),
     (
         "workers",
@@ -120,9 +120,9 @@ CASES = [
         WARNING,
         "cannot be divided",
     ),
-    ("workers", {"environment": {"CCL_WORKER_AFFINITY": "90"}}, WARNING, "no core 90"),
-    ("workers", {"environment": {"CCL_WORKER_AFFINITY": "x"}}, PROBLEM, "to auto or cores"),
-    ("workers", {"environment": {"CCL_WORKER_COUNT": "9"}}, WARNING, "9 workers on 8 cores"),
+    ("workers", {"environment": {"CCL_WORKER_AFFINITY": "90"}}, WARNING, "no CPU 90"),
+    ("workers", {"environment": {"CCL_WORKER_AFFINITY": "x"}}, PROBLEM, "to auto or CPUs"),
+    ("workers", {"environment": {"CCL_WORKER_COUNT": "9"}}, WARNING, "9 workers on 8 CPUs"),
     (
         "workers",
         {"environment": {**TWO_RANKS, **PINNED, "I_MPI_PIN_DOMAIN": "[0xF,0xF0]"}},
@@ -133,7 +133,7 @@ CASES = [
         "workers",
         {"environment": {**TWO_RANKS, **PINNED, "I_MPI_PIN_DOMAIN": "[0xF0,0xF]"}},
         WARNING,
-        "workers of rank 0 are on core 2-3, which rank 1 uses",
+        "workers of rank 0 are on CPU 2-3, which rank 1 uses",
     ),
     (
         "workers",

@@ -56,7 +56,7 @@ def test_json():
     assert versions["libfabric"] == "not found" or float(versions["libfabric"]) > 1
     processor = facts["processor"]
     assert processor["instruction_set"] == processor["instruction_sets"][-1]
-    assert processor["threads"] >= processor["cores"] >= processor["sockets"] >= 1
+    assert processor["cpus"] >= processor["cores"] >= processor["sockets"] >= 1
     settings = {row["name"]: row for row in facts["settings"]}
     assert settings["CCL_ATL_PROVIDER"] == {
         "name": "CCL_ATL_PROVIDER",
@@ -123,7 +123,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_topology(tmp_path):
-    """Two sockets of two cores with two threads; of the second node one thread may be used."""
+    """Two sockets of two cores with two CPUs each; one CPU of the second node may be used."""
     cpu = "sys/devices/system/cpu"
     files = {
         f"{cpu}/online": "0-7",
@@ -138,7 +138,7 @@ def test_topology(tmp_path):
         "sockets": 2,
         "numa_nodes": {0: "0-1,4-5", 1: "2-3,6-7"},
         "cores": 4,
-        "threads": 8,
+        "cpus": 8,
         "usable_cpus": "0-1,4-6",
         "usable_cores": 3,
     }

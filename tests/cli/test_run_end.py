@@ -8,11 +8,11 @@ import pytest
 from support.run_command import (
     FAIL_AFTER_RANK_1,
     SLEEP,
-    await_gone,
     is_gone,
     pids_of,
     run,
     started,
+    wait_for_exits,
 )
 from torch_ccl.exit_status import TERMINATE_GRACE_S
 
@@ -20,10 +20,10 @@ from torch_ccl.exit_status import TERMINATE_GRACE_S
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_terminates_all_ranks(tmp_path, script, number):
     with started(tmp_path, "-n", "3", script(SLEEP)) as command:
-        reports = command.await_reports(3)
+        reports = command.wait_for_reports(3)
         os.kill(command.process.pid, number)
         assert command.finish() == 128 + number
-        await_gone([*pids_of(reports), reports[0]["agent"]], bound_s=3)
+        wait_for_exits([*pids_of(reports), reports[0]["agent"]], bound_s=3)
     assert command.err.splitlines()[-1] == f"torch-ccl run: stopped by {number.name}"
     assert command.err.count("KeyboardInterrupt") == (3 if number == signal.SIGINT else 0)
 
@@ -32,35 +32,35 @@ def test_a_signal_terminates_all_ranks(tmp_path, script, number):
 def test_ranks_that_ignore_signals_are_killed(tmp_path, script):
     ignore_signals = "for n in (signal.SIGINT, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\n"
     with started(tmp_path, "-n", "2", script(ignore_signals + SLEEP)) as command:
-        reports = command.await_reports(2)
+        reports = command.wait_for_reports(2)
         os.kill(command.process.pid, signal.SIGINT)
         assert command.finish() == 130
-        await_gone(pids_of(reports), bound_s=3)
+        wait_for_exits(pids_of(reports), bound_s=3)
 
 
 def test_a_second_signal_ends_the_command_at_once(tmp_path, script):
     ignore_signals = "signal.signal(signal.SIGINT, lambda *_: report(received=1))\n"
     with started(tmp_path, "-n", "2", script(ignore_signals + SLEEP)) as command:
-        reports = command.await_reports(2)
+        reports = command.wait_for_reports(2)
         os.kill(command.process.pid, signal.SIGINT)
-        command.await_reports(4)
+        command.wait_for_reports(4)
         os.kill(command.process.pid, signal.SIGINT)
         assert command.finish(bound_s=TERMINATE_GRACE_S - 1) == 130
-        await_gone(pids_of(reports))
+        wait_for_exits(pids_of(reports))
 
 
 def test_ranks_die_with_the_command(tmp_path, script):
     with started(tmp_path, "-n", "3", script(SLEEP)) as command:
-        reports = command.await_reports(3)
+        reports = command.wait_for_reports(3)
         os.kill(command.process.pid, signal.SIGKILL)
-        await_gone([*pids_of(reports), reports[0]["agent"]])
+        wait_for_exits([*pids_of(reports), reports[0]["agent"]])
 
 
 def test_ranks_die_with_their_agent(tmp_path, script):
     with started(tmp_path, "-n", "2", script(SLEEP)) as command:
-        reports = command.await_reports(2)
+        reports = command.wait_for_reports(2)
         os.kill(reports[0]["agent"], signal.SIGKILL)
-        await_gone([row["pid"] for row in reports])
+        wait_for_exits([row["pid"] for row in reports])
         assert command.finish() == 1
     assert f"lost the connection to host {socket.gethostname()} with rank 0, 1" in command.err
 
@@ -88,13 +88,13 @@ if rank == 1:
         traceback.print_exc()
     sys.stdout.flush()
     def slowly():
-        note("failed")
+        write_marker("failed")
         time.sleep(0.8)
         sys.stderr.write("cleaning up\\n")
     import atexit
     atexit.register(slowly)
     raise ValueError("the cause")
-await_note("failed")  # the others fail later, but end earlier
+wait_for_marker("failed")  # the others fail later, but end earlier
 raise RuntimeError("a consequence")
 """
     command = run(tmp_path, "-n", "3", script(text))
@@ -124,7 +124,7 @@ def test_exit_code_is_that_of_the_first_failure(tmp_path, script):
 
 
 def test_the_other_ranks_are_terminated_after_a_failure(tmp_path, script):
-    """Although they do not fail by themselves."""
+    """The other ranks do not fail by themselves."""
     text = """
 report(pid=os.getpid())
 if rank == 1:
@@ -132,9 +132,9 @@ if rank == 1:
 time.sleep(1000)
 """
     with started(tmp_path, "-n", "2", script(text)) as command:
-        reports = command.await_reports(2)
+        reports = command.wait_for_reports(2)
         assert command.finish() == 137
-        await_gone([row["pid"] for row in reports], bound_s=3)
+        wait_for_exits([row["pid"] for row in reports], bound_s=3)
     assert command.err.endswith(
         f"torch-ccl run: rank 1 on host {socket.gethostname()} failed first: killed by SIGKILL\n"
     )

@@ -14,9 +14,9 @@ from support.run_command import (
     FAIL_AFTER_RANK_1,
     REPORT_ENVIRONMENT,
     SLEEP,
-    await_gone,
     pids_of,
     run,
+    wait_for_exits,
 )
 from torch_ccl.cli import host_agent
 from torch_ccl.cli.run import DEFAULT_RSH, assign_ranks, merge_names_of_this_host
@@ -93,17 +93,17 @@ def test_failure_on_another_host(over_hosts, script):
 
 def test_ctrl_c_over_hosts(over_hosts, script):
     with over_hosts("-n", "2", script(SLEEP)) as command:
-        reports = command.await_reports(2)
+        reports = command.wait_for_reports(2)
         os.kill(command.process.pid, signal.SIGINT)
         assert command.finish() == 130
-        await_gone(pids_of(reports), bound_s=3)
+        wait_for_exits(pids_of(reports), bound_s=3)
 
 
 def test_ranks_on_other_hosts_die_with_the_command(over_hosts, script):
     with over_hosts("-n", "2", script(SLEEP)) as command:
-        reports = command.await_reports(2)
+        reports = command.wait_for_reports(2)
         os.kill(command.process.pid, signal.SIGKILL)
-        await_gone(pids_of(reports))
+        wait_for_exits(pids_of(reports))
 
 
 def advice(host: str, *rsh: str) -> str:

@@ -45,7 +45,7 @@ for i in range(20000):
 
 @pytest.mark.slow
 def test_output_is_complete_with_a_slow_reader(tmp_path, script):
-    """More than fits into all pipes and buffers on the way."""
+    """The output is larger than all pipes and buffers on the way."""
     path = script("for i in range(100000): sys.stdout.write(f'{i:060}\\n')")
     words = [COMMAND, "run", "-n", "1", path]
     with subprocess.Popen(words, env=clean_environment(), stdout=subprocess.PIPE) as process:

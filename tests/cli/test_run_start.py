@@ -1,4 +1,4 @@
-"""`torch-ccl run`: variables, arguments, cores and ports of the ranks, and invalid options."""
+"""`torch-ccl run`: variables, arguments, CPUs and ports of the ranks, and invalid options."""
 
 import contextlib
 import json
@@ -12,12 +12,12 @@ from support.run_command import (
     BOUND_S,
     COMMAND,
     CONNECT_TO_RANK_0,
-    PRELUDE,
     REPORT_ENVIRONMENT,
+    SCRIPT_HEADER,
     run,
     started,
 )
-from torch_ccl.agent.cores import cores, split_cores
+from torch_ccl.agent.cores import cores_of, split_cores
 
 
 def test_rank_variables_arguments_and_cores(tmp_path, script):
@@ -36,7 +36,7 @@ def test_rank_variables_arguments_and_cores(tmp_path, script):
         assert first and second and not first & second
         assert first | second == set(cpus)
         assert [int(row["threads"]) for row in reports] == [
-            share.threads for share in split_cores(cores(cpus), 2)
+            share.threads for share in split_cores(cores_of(cpus), 2)
         ]
     assert command.err == ""
 
@@ -64,19 +64,18 @@ def test_no_pin_and_omp_num_threads_of_the_user(tmp_path, script):
         assert row["threads"] == "7"
 
 
-def test_more_ranks_than_cores_are_not_pinned(tmp_path, script):
+def test_more_ranks_than_cpus_are_not_pinned(tmp_path, script):
     count = len(os.sched_getaffinity(0))
     command = run(tmp_path, "-n", str(count + 1), script(REPORT_ENVIRONMENT))
     assert len(command.reports()) == count + 1
     assert all(len(row["cpus"]) == count for row in command.reports())
     assert command.err.splitlines() == [
-        f"torch-ccl run: host {socket.gethostname()}: {count + 1} ranks on {count} cores: "
-        "not pinned"
+        f"torch-ccl run: host {socket.gethostname()}: {count + 1} ranks on {count} CPUs: not pinned"
     ]
 
 
 def test_module_and_other_programs(tmp_path):
-    (tmp_path / "report.py").write_text(PRELUDE + REPORT_ENVIRONMENT)
+    (tmp_path / "report.py").write_text(SCRIPT_HEADER + REPORT_ENVIRONMENT)
     command = run(tmp_path, "-n", "1", "-m", "report", "-x", PYTHONPATH=str(tmp_path))
     assert command.reports()[0]["arguments"] == ["-x"]
     command = run(tmp_path / "2", "-n", "1", "--no-python", "sh", "-c", "echo $RANK of $WORLD_SIZE")

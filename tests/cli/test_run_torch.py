@@ -14,7 +14,7 @@ from support.run_command import (
 
 
 def start_command(*words: str) -> subprocess.Popen:
-    """In a fresh interpreter, as a user would."""
+    """Starts the command in a new interpreter, as a user would."""
     return subprocess.Popen(
         [COMMAND, "run", *words],
         env=clean_environment(),

@@ -53,8 +53,8 @@ from support.launchers import (
     LAUNCHERS,
     MPICH,
     OPEN_MPI,
-    Finished,
     Launcher,
+    RankOutput,
     by_python,
     clean_environment,
     fixed_port,
@@ -64,7 +64,7 @@ from support.launchers import (
 from support.mpi_hosts import run_over_hosts, write_launchers
 from support.python_environments import INHERITED, make_environment
 from support.slurm_cluster import cluster
-from torch_ccl.agent.cores import cores
+from torch_ccl.agent.cores import cores_of
 
 SCRIPTS_HERE = Path(__file__).parent / "scripts"
 
@@ -74,7 +74,7 @@ SCRIPTS_HERE = Path(__file__).parent / "scripts"
 class Script(NamedTuple):
     name: str
     source: Source
-    check: Callable[[list[Finished], str], None]
+    check: Callable[[list[RankOutput], str], None]
 
 
 DEMO = Source("000", ("DDP(", ".step()"))
@@ -283,7 +283,7 @@ def run_scaling(docs: Path, only: str) -> Iterator[tuple[str, str, Callable[[], 
 
 
 def scale(text: str, environment: dict[str, str], devices: list[str]) -> None:
-    two_cores = [str(core.cpus[0]) for core in cores(os.sched_getaffinity(0))[:2]]
+    two_cores = [str(core.cpus[0]) for core in cores_of(os.sched_getaffinity(0))[:2]]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "scaling.py"
         path.write_text(text)

@@ -24,8 +24,8 @@ from support.launchers import (
     MPICH,
     SIZE,
     SLURM_LABEL,
-    Finished,
     Launcher,
+    RankOutput,
     by_labels,
     by_python,
     clean_environment,
@@ -42,7 +42,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 # ---- every script with every launcher
 
 
-def prints_rank_and_size(ranks: list[Finished], directory: Path) -> None:
+def prints_rank_and_size(ranks: list[RankOutput], directory: Path) -> None:
     for rank, out, err in ranks:
         ranks_line, gradient = out.splitlines()
         # Each of two torchrun agents counts as one host.
@@ -51,7 +51,7 @@ def prints_rank_and_size(ranks: list[Finished], directory: Path) -> None:
         assert not err, err
 
 
-def has_trained(ranks: list[Finished], directory: Path) -> None:
+def has_trained(ranks: list[RankOutput], directory: Path) -> None:
     """The result is that of one process with the data of all ranks."""
     expected_losses, expected_weights = trained_alone(len(ranks))
     printed = [rank.out.splitlines() for rank in ranks]
@@ -82,7 +82,7 @@ def trained_alone(size: int) -> tuple[list[list[float]], torch.Tensor]:
     return losses, torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def shows_profile(ranks: list[Finished], directory: Path) -> None:
+def shows_profile(ranks: list[RankOutput], directory: Path) -> None:
     for _, out, err in ranks:
         assert profile_table.rows(out, "pg::") == [
             ("pg::allreduce", 3, "[[2]]"),
@@ -95,11 +95,11 @@ def shows_profile(ranks: list[Finished], directory: Path) -> None:
         assert not profile_table.without_log(err), err
 
 
-def has_exchanged(ranks: list[Finished], directory: Path) -> None:
+def has_exchanged(ranks: list[RankOutput], directory: Path) -> None:
     assert [rank.out for rank in ranks] == [f"rank {r} has [3.0, -4.5]\n" for r in range(2)]
 
 
-def has_shared_gradients(ranks: list[Finished], directory: Path) -> None:
+def has_shared_gradients(ranks: list[RankOutput], directory: Path) -> None:
     outs = {rank.out for rank in ranks}
     assert len(outs) == 1, outs
     before, after = outs.pop().splitlines()
@@ -123,13 +123,13 @@ def has_seen_all_samples(lines: list[str], directory: Path) -> None:
     assert [p.flatten().tolist() for p in saved.values()] == json.loads(weights.pop())
 
 
-def has_run_epochs(ranks: list[Finished], directory: Path) -> None:
+def has_run_epochs(ranks: list[RankOutput], directory: Path) -> None:
     has_seen_all_samples([line for rank in ranks for line in rank.out.splitlines()], directory)
 
 
 class Row(NamedTuple):
     script: str
-    check: Callable[[list[Finished], Path], None]
+    check: Callable[[list[RankOutput], Path], None]
     arguments: tuple[str, ...] = ()  # {port} is free, {directory} is empty
     environment: Callable[[], dict[str, str]] = dict
 
@@ -248,7 +248,7 @@ def train_by_hydra(count: int, places: str, preload: str, mpiexec: str) -> None:
     found = [line for line in out if "{" in line]
     have_settings(Ran(block, mpiexec, hosts, found, err))
     printed = split_by_label("\n".join(line for line in out if line not in found), HYDRA_LABEL)
-    has_trained([Finished(r, printed[str(r)], "") for r in range(len(found))], Path())
+    has_trained([RankOutput(r, printed[str(r)], "") for r in range(len(found))], Path())
 
 
 @pytest.mark.slow
@@ -379,9 +379,9 @@ TORCHS_OPENMP = {"libiomp5": False, "blocktime_ms": None}
     ],
 )
 def test_settings(preload, mpiexec, openmp, cpus, monkeypatch):
-    """Outputs of two ranks on two cores that must pass, and that must not."""
+    """Checks outputs of two ranks on two cores that must pass, and outputs that must not."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(document_checks, "cores", list)
+    monkeypatch.setattr(document_checks, "cores_of", list)
     first, second = ({"rank": r, "cpus": cpus[r]} | PLACE | openmp for r in range(2))
 
     def ran(*ranks: dict, err: str = "") -> Ran:

@@ -63,7 +63,7 @@ def test_shared_memory(ranks, cases):
 
 
 # Chunks of 16 bytes are 131,000 steps of three ranks on two cores, within the operation's timeout.
-@pytest.mark.alone
+@pytest.mark.serial
 @pytest.mark.parametrize("chunk", [16, 1000, 100_001], ids=["tiny", "small", "odd"])
 def test_shared_memory_with_odd_chunk_sizes(chunk):
     conformance(3, 100, *SHARED, "--chunk-bytes", chunk)

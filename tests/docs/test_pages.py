@@ -50,7 +50,7 @@ def test_links_are_found():
 
 
 def test_named_tests_exist():
-    """`tests/x/test_y.py::test_z`, wherever a page names one."""
+    """A page may name a test: `tests/x/test_y.py::test_z`."""
     named = set()
     for page in PAGES:
         named |= set(re.findall(r"`(tests/[\w/]+\.(?:py|cc))(?:::(\w+))?", page.read_text()))
@@ -70,7 +70,7 @@ def test_named_make_targets_exist():
 
 
 def test_named_settings_exist():
-    """CCL_* in prose and code: a row of docs/settings.md or a variable of the Python package."""
+    """Every CCL_* on a page is a row of docs/settings.md or a variable of the Python package."""
     python_only = {"CCL_REPLACE", "CCL_DEVICES", "CCL_RSH", "CCL_ROOT"}
     known = set(
         re.findall(r"^\| `(CCL_\w+)`", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)

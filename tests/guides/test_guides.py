@@ -51,7 +51,7 @@ def place(rank: int, size: int, launcher: str, label: str = "") -> str:
 
 
 def expected_of_mpi(launcher: str, label: str) -> list[str]:
-    """Two ranks, then four with labels, then four without."""
+    """Returns the lines of two ranks, then of four with labels, then of four without."""
     return sorted(
         [place(rank, 2, launcher) for rank in range(2)]
         + [place(rank, 4, launcher, label.format(rank)) for rank in range(4)]

@@ -25,7 +25,7 @@ from support.rank_environments import rank_environments
 from support.virtual_hosts import Host, virtual_hosts
 from torch_ccl.cli.bench.cases import Case
 from torch_ccl.cli.bench.progress import Step, progress_bar
-from torch_ccl.cli.bench.ranks import EXIT_TIMEOUT_S, Ranks
+from torch_ccl.cli.bench.ranks import EXIT_TIMEOUT_S, RankConnections
 from torch_ccl.cli.bench.report import BackgroundLoad, JsonObject, write_json
 from torch_ccl.cli.bench.summary import Summary, time_summary_text
 from torch_ccl.cli.bench.timing import WARM_UP, TimingRanks
@@ -51,7 +51,7 @@ def start_hosts(count: int, congestion_control: str) -> Iterator[list[Host]]:
 @contextlib.contextmanager
 def start_ranks(
     hosts: list[Host], layout: list[int], task: str, backends: list[str], port: int, **more: str
-) -> Iterator[Ranks]:
+) -> Iterator[RankConnections]:
     processes, pipes = [], []
     try:
         for host, environment in rank_environments(hosts, layout, port, **more):
@@ -60,7 +60,7 @@ def start_ranks(
             words = [sys.executable, RANK_SCRIPT, str(theirs.fileno()), task, ",".join(backends)]
             processes.append(host.start(words, env=environment, pass_fds=[theirs.fileno()]))
             theirs.close()
-        ranks = Ranks(pipes)
+        ranks = RankConnections(pipes)
         ranks.replies()  # "ready"
         yield ranks
         ranks.stop()
@@ -106,7 +106,7 @@ def measure_row(
 def start_timing_ranks(
     stack: contextlib.ExitStack, hosts: list[Host], rows: list[Row], backends: list[str]
 ) -> dict[str, TimingRanks]:
-    """By wire dtype, which is a setting of the whole process."""
+    """Returns ranks by wire dtype, which is a setting of the whole process."""
     variants = [variant for row in rows for variant in row.variants(backends)]
     ranks = {}
     for wire_dtype in dict.fromkeys(variant.wire_dtype for variant in variants):
@@ -165,7 +165,8 @@ class StartResult:
 
 
 def start_once(hosts: list[Host], ranks: int, backend: str) -> tuple[float, float, int]:
-    """Seconds in total, seconds since the last init_process_group, operations on the store."""
+    """Returns seconds in total, seconds since the last init_process_group, and the operations on
+    the store."""
     start = time.monotonic()
     with start_ranks(hosts, [ranks] * len(hosts), "start", [backend], PORT) as processes:
         inits, ends, operations = zip(*processes.request("start"), strict=True)
@@ -219,7 +220,7 @@ def print_rows(rows: list[tuple[Row, Results]], caption: str) -> None:
 
 
 def rows_json(rows: list[tuple[Row, Results]]) -> list[JsonObject]:
-    """One object for each goal; one for a row without."""
+    """Returns one object for each goal, and one for a row without goals."""
     lines: list[JsonObject] = []
     for row, results in rows:
         times = {name: measurements.as_json() for name, measurements in results.items()}

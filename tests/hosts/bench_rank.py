@@ -1,14 +1,11 @@
 """A rank of bench.py: answers the requests that it receives on a pipe, until it receives None.
 
 python bench_rank.py <descriptor> time gloo,ccl    request: (Case, backend); reply: seconds
-python bench_rank.py <descriptor> start ccl        request: "start"; reply: see StartHandler
+python bench_rank.py <descriptor> start ccl        request: "start"; reply: see HostStartHandler
 """
 
-import faulthandler
 import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -25,7 +22,7 @@ from torch_ccl.cli.bench.operations import (
     input_value,
     sum_of_inputs,
 )
-from torch_ccl.cli.bench.ranks import REQUEST_TIMEOUT_S, Failure
+from torch_ccl.cli.bench.ranks import answer_requests
 from torch_ccl.cli.bench.timing import time_case
 
 TIMEOUT = timedelta(seconds=120)
@@ -34,7 +31,7 @@ ROUNDING = 0.05
 
 
 def all_reduce_rounded(a: Arguments) -> Operation:
-    """As all_reduce, but the result may have a rounding error."""
+    """Is all_reduce, but the result may have a rounding error."""
     x = a.tensor(a.count)
     elements = Elements(x)
 
@@ -82,8 +79,8 @@ for _name in ("append", "multi_get", "multi_set"):
     setattr(CountingStore, _name, _counted(_name))
 
 
-class TimingHandler:
-    """Has a group of each backend."""
+class HostTimingHandler:
+    """Times a case on a group of one of the backends."""
 
     def __init__(self, backends: list[str]):
         dist.init_process_group(backends[0], timeout=TIMEOUT)
@@ -94,7 +91,7 @@ class TimingHandler:
         return time_case(case, backend, self._groups[backend], dist.get_rank())
 
 
-class StartHandler:
+class HostStartHandler:
     """Creates a group and runs an all_reduce. Reply: the time of the call of init_process_group,
     the time at which the all_reduce ended, and the number of operations on the store."""
 
@@ -117,19 +114,8 @@ class StartHandler:
 
 def main() -> None:
     descriptor, task, backends = sys.argv[1:]
-    pipe = Connection(int(descriptor))
-    warnings.simplefilter("ignore", FutureWarning)
-    faulthandler.dump_traceback_later(REQUEST_TIMEOUT_S, exit=True)
-    try:
-        handle = {"time": TimingHandler, "start": StartHandler}[task](backends.split(","))
-        pipe.send("ready")
-        while (request := pipe.recv()) is not None:
-            faulthandler.dump_traceback_later(REQUEST_TIMEOUT_S, exit=True)
-            pipe.send(handle(request))
-    except BaseException:
-        pipe.send(Failure(traceback.format_exc()))
-        raise
-    dist.destroy_process_group()
+    handler = {"time": HostTimingHandler, "start": HostStartHandler}[task]
+    answer_requests(Connection(int(descriptor)), lambda: handler(backends.split(",")))
 
 
 if __name__ == "__main__":

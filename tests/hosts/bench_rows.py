@@ -32,7 +32,7 @@ class Variant:
 
 
 class Measurements:
-    """Of one variant: for each alternation the median time, and the bytes that a host sent."""
+    """Holds for each alternation of a variant the median time, and the bytes that a host sent."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

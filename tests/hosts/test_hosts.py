@@ -206,7 +206,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.alone  # measures time
+@pytest.mark.serial  # measures time
 def test_a_message_arrives_while_its_sender_computes(hosts):
     sender, receiver = run_ranks(hosts[:2], [1, 1], SEND_AND_COMPUTE)
     times = [b["ended"] - a["begun"] for a, b in zip(sender, receiver, strict=True)]

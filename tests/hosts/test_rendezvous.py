@@ -64,7 +64,7 @@ def test_the_same_boot_id_and_host_name_in_two_networks(hosts):
 
 
 def test_containers_in_one_network_are_one_host():
-    """Whatever their host names, boot_ids and /dev/shm."""
+    """Their host names, boot_ids and /dev/shm do not matter."""
     with virtual_hosts(1) as hosts:
         both = [hosts[0], hosts[0].container("inner")]
         assert len({host.run("hostname") for host in both}) == 2
@@ -97,7 +97,7 @@ def test_name_that_resolves_to_loopback(master):
 
 
 def add_bridge(host: Host) -> None:
-    """Up, with a carrier and the same address on every host."""
+    """Adds a bridge that is up, has a carrier and has the same address on every host."""
     host_ip(host, "link", "add", "docker0", "type", "bridge")
     host_ip(host, "addr", "add", "172.17.0.1/16", "dev", "docker0")
     host_ip(host, "link", "set", "docker0", "up")

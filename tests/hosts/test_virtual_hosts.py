@@ -84,11 +84,13 @@ def is_running(pid: int) -> bool:
 def test_no_leftovers():
     with virtual_hosts(3) as hosts:
         sleeper = hosts[2].start(["sleep", "1000"])
-        holders = [host.holder for host in hosts]
+        namespace_processes = [host.namespace_process for host in hosts]
         # A background process in its own session.
         pid = int(hosts[1].run("sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"))
         assert pid in hosts[1].pids()
-    assert sleeper.poll() is not None and all(holder.poll() is not None for holder in holders)
+    assert sleeper.poll() is not None and all(
+        process.poll() is not None for process in namespace_processes
+    )
     end = time.monotonic() + 5
     while is_running(pid) and time.monotonic() < end:
         time.sleep(0.01)

@@ -158,7 +158,7 @@ def test_rank_0_may_be_late(mpi):
 
 @pytest.mark.slow
 def test_all_ranks_report_why_rank_0_cannot_serve(mpi):
-    """At once, not at the timeout; MPI may kill them even earlier."""
+    """They report it at once, not at the timeout; MPI may kill them even earlier."""
     with socket.create_server(("", 0)) as server:
         port = str(server.getsockname()[1])
         job = start(mpi, 2, ADD_UP, MASTER_PORT=port)

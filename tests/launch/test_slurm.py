@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.mpi_hosts import AS_ROOT
-from support.slurm_cluster import FEATURE, PARTITION, Cluster, Finished, cluster
+from support.slurm_cluster import FEATURE, PARTITION, Cluster, SlurmResult, cluster
 
 SCRIPTS = Path(__file__).parents[1] / "compat/scripts"
 TWO_BY_TWO = ("-N", "2", "--tasks-per-node", "2")
@@ -39,17 +39,17 @@ def expected(launcher: str, hosts: tuple[str, ...] = HOSTS) -> list[str]:
     ]
 
 
-def lines_of(finished: Finished) -> list[str]:
+def lines_of(finished: SlurmResult) -> list[str]:
     assert finished.code == 0, f"exit code {finished.code}\n{finished.out}\n{finished.err}"
     return sorted(finished.out.splitlines())
 
 
-def submit(slurm: Cluster, directory: Path, *words: str, **environment: str) -> Finished:
+def submit(slurm: Cluster, directory: Path, *words: str, **environment: str) -> SlurmResult:
     """Runs the command as a batch script, which Slurm starts on the first of two nodes."""
     out, err = directory / "batch.out", directory / "batch.err"
     options = (*TWO_BY_TWO, f"--output={out}", f"--error={err}")
     job = slurm.submit(*options, f"--wrap={shlex.join(words)}", **environment)
-    return Finished(job.code, out.read_text(), err.read_text())
+    return SlurmResult(job.code, out.read_text(), err.read_text())
 
 
 # ---- steps
@@ -120,7 +120,7 @@ def test_srun_of_torchrun(slurm):
 
 
 def test_a_batch_script_is_no_task(slurm, tmp_path):
-    """Although Slurm sets the variables of a task in it."""
+    """Slurm sets the variables of a task in a batch script too."""
     variables = "say(os.environ['SLURM_PROCID'] + ' of ' + os.environ['SLURM_NTASKS'])\n"
     finished = submit(slurm, tmp_path, "python", "-c", ADD_UP + variables)
     assert lines_of(finished) == ["0 of 1, 0 of 1 on n1, by none: 1", "0 of 4"]
@@ -165,21 +165,21 @@ from torch.distributed import TCPStore
 from torch_ccl.rendezvous import port_of_job
 
 port = port_of_job({{**os.environ, "SLURM_STEP_ID": "0"}})
-holder = {holder}
+listener = {listener}
 print(port, flush=True)
 sys.exit(subprocess.run(sys.argv[1:]).returncode)
 """
-HOLDERS = {
+LISTENERS = {
     "a program": "socket.create_server(('', port))",
     "another job": "TCPStore('127.0.0.1', port, is_master=True, wait_for_workers=False)",
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_a_port_that_is_taken(slurm, tmp_path, holder):
-    """The port of the batch script's first step."""
-    script = TAKE_PORT.format(holder=HOLDERS[holder])
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_port_that_is_taken(slurm, tmp_path, listener):
+    """The port that is taken is that of the batch script's first step."""
+    script = TAKE_PORT.format(listener=LISTENERS[listener])
     code, out, err = submit(slurm, tmp_path, "python", "-c", script, "srun", *RANK)
     says = f"port {out.strip()}, which is derived from the job's number, is in use on n1"
     assert code != 0 and err.count(says) == 1, err
@@ -219,7 +219,7 @@ OPTIONS = ("-p", PARTITION, f"--constraint={FEATURE}", "-c", "2")
 
 
 def check_output(text: str) -> None:
-    """One line per rank; the settings follow after the line of rank 0."""
+    """Every rank prints one line; the settings follow after the line of rank 0."""
     lines = text.splitlines()
     hello = [line for line in lines if " rank " in line]
     assert sorted(hello) == [f"{host}: rank {rank} of 4" for rank, host in enumerate(HOSTS)]
@@ -254,12 +254,12 @@ def test_batch_sh(slurm, submit_directory, program):
     check_output(printed)
     wanted = {"JobName": "torch_test", "NumNodes": "2", "TresPerNode": "gres:gpu:volta:2"}
     wanted |= {"Partition": PARTITION, "Features": FEATURE, "CPUs/Task": "2"}
-    assert wanted.items() <= job.facts.items(), job.facts
+    assert wanted.items() <= job.fields.items(), job.fields
 
 
 @pytest.mark.slow
 def test_batch_sh_loads_modules(slurm, submit_directory):
-    """On clusters with modules; mpirun only prints its arguments here."""
+    """batch.sh loads modules on clusters that have them; mpirun only prints its arguments here."""
     programs = submit_directory / "bin"
     write_program(programs / "module", 'echo "module $*"')
     write_program(programs / "mpirun", 'echo "$*"')
@@ -283,7 +283,7 @@ def test_torch_test_by_srun(slurm, submit_directory):
 
 @pytest.mark.slow
 def test_no_leftovers():
-    """Also if the test fails while its job runs."""
+    """Nothing is left even if the test fails while its job runs."""
     with pytest.raises(KeyError), cluster(nodes=1) as slurm:
         hosts = [slurm.login, *slurm.nodes]
         slurm.start("srun", "sleep", "600")

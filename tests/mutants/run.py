@@ -103,7 +103,7 @@ class Tree:
             raise Problem(f"{' '.join(command)} failed:\n{finished.stdout[-3000:]}")
 
     def run(self, test: Test) -> tuple[int | None, str]:
-        """Exit code, None for a timeout, and output."""
+        """Returns the exit code (None for a timeout) and the output."""
         program = self.root / "build" / test.preset / "tests" / test.program
         command = [*self._prefix(test.preset), str(program), *test.arguments]
         process = subprocess.Popen(

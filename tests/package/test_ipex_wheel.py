@@ -46,7 +46,7 @@ wheel.packages = ["intel_extension_for_pytorch"]
 
 @pytest.fixture
 def environment(tmp_path) -> Environment:
-    """With the torch-ccl under test, which the compatibility wheel requires."""
+    """An environment with the torch-ccl under test, which the compatibility wheel requires."""
     made = make_environment(tmp_path / "venv")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if entry.name.startswith(OURS) and "ipex" not in entry.name:
@@ -146,7 +146,7 @@ def test_what_is_there(environment, wheels):
 
 
 def test_from_the_source_tree(environment):
-    """From the source tree, as other tests use it: the wheel is not installed."""
+    """Other tests use it from the source tree: the wheel is not installed."""
     source = ROOT / "compat/intel_extension_for_pytorch/src/torch_ccl_ipex_compat/modules"
     assert found_version(environment, PYTHONPATH=str(source)) == VERSION
 
@@ -161,7 +161,7 @@ def test_without_it(environment):
 
 @pytest.mark.parametrize("first", [STAND_IN, REAL])
 def test_the_real_one_wins(environment, wheels, first):
-    """In either order of installation; each is uninstalled without the other."""
+    """The order of installation does not matter; each is uninstalled without the other."""
     second = REAL if first == STAND_IN else STAND_IN
     install(environment, wheels, REAL)
     alone = files(environment)
@@ -185,7 +185,7 @@ def test_the_real_one_wins(environment, wheels, first):
 
 
 def test_the_real_one_wins_behind_all_others(environment, wheels, tmp_path):
-    """Also at the end of sys.path, and if a finder that was added later finds it."""
+    """It wins at the end of sys.path too, and if a finder that was added later finds it."""
     install(environment, wheels, STAND_IN)
     unpacked = tmp_path / "elsewhere"
     with zipfile.ZipFile(next(wheels.glob("intel_extension_for_pytorch-*.whl"))) as wheel:

@@ -24,7 +24,7 @@ def build_with_defaults(prefix, build) -> None:
 
 
 def install_release(prefix, build) -> None:
-    """What `make native` has built."""
+    """Installs what `make library` has built."""
     shell('cmake --install "$1" --prefix "$2"', BUILD_DIR, prefix)
 
 
@@ -52,7 +52,7 @@ def test_installed_files(prefix):
 @pytest.mark.parametrize("script", ["setvars.sh", "vars.sh"])
 @pytest.mark.parametrize("tail", ["", ":/earlier"])
 def test_setvars_twice(prefix, script, tail):
-    """Under `set -eu`, with lists that are unset or have entries: each directory is added once."""
+    """The shell has `set -eu`; lists are unset or have entries. Each directory is added once."""
     before = {"LD_LIBRARY_PATH": tail[1:], "CMAKE_PREFIX_PATH": tail[1:]} if tail else {}
     output = shell(
         '. "$1/env/$2"; . "$1/env/$2"; env',

@@ -51,7 +51,7 @@ def installed(wheels, tmp_path_factory):
 
 
 def test_three_wheels(wheels):
-    """All of one version, and built by the backend of pyproject.toml, not by setup.py."""
+    """All have one version, and are built by the backend of pyproject.toml, not by setup.py."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = sysconfig.get_platform().replace("-", "_")
     ours = f"torch_ccl-{VERSION}-{python}-{python}-{platform}.whl"
@@ -82,7 +82,7 @@ def test_three_wheels(wheels):
 
 
 def test_needs_only_torch_and_the_system(installed):
-    """No libfabric, which is loaded only for several hosts; no MPI, no fmt."""
+    """It links no libfabric, which is loaded only for several hosts, no MPI and no fmt."""
     package = installed.site_packages / "torch_ccl"
     table = installed.shell('readelf -d "$@"', package / EXTENSION, package / "lib/libtccl.so")
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", table))
@@ -179,7 +179,7 @@ print(*sorted(mapped), sep="\\n")
 
 
 def test_foreign_libraries_are_not_loaded(installed, tmp_path):
-    """Although LD_LIBRARY_PATH contains them: Intel's library, and another version of ours."""
+    """LD_LIBRARY_PATH contains Intel's library and another version of ours."""
     (tmp_path / "foreign.cc").write_text(FOREIGN)
     build = "g++ -shared -fPIC -o libccl.so.1 foreign.cc; cp libccl.so.1 libtccl.so"
     installed.shell(build, cwd=tmp_path)
@@ -218,7 +218,7 @@ assert "torch_ccl" not in open("/proc/self/maps").read()
 
 
 def test_other_torch_is_refused(installed, tmp_path):
-    """Before any library of ours is loaded; torch itself still works."""
+    """It is refused before any library of ours is loaded; torch itself still works."""
     pretend_other_torch(installed, tmp_path)
     printed = installed.shell('python -c "$1"', REFUSED, PYTHONPATH=str(tmp_path))
     assert printed == f"torch-ccl {VERSION} works with torch 2.13, but torch 2.12.0 is installed\n"

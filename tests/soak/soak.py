@@ -24,8 +24,9 @@ import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from support.ranks import run_ranks
-from support.torch_collectives import Case, Exchange
 from support.torch_conformance import any_combination, draw
+from support.torch_exchange import Case, Exchange
+from support.torch_operations import make_exchange
 
 BATCHES = 150  # per round
 GROUPS = 5  # in each round; the first is the world
@@ -115,10 +116,10 @@ class Player:
 
     def exchanges(self, cases: list[tuple[int, Case]]) -> list[Exchange]:
         mine = [(self.groups[g], case) for g, case in cases if g in self.groups]
-        return [Exchange(case, group.rank(), group) for group, case in mine]
+        return [make_exchange(case, group.rank(), group) for group, case in mine]
 
     def shuffled(self, exchanges: list[Exchange]) -> Iterator[Exchange]:
-        """A random order that keeps the order of each group's collectives."""
+        """Yields them in a random order that keeps the order of each group's collectives."""
         queues: dict = {}
         for i, exchange in enumerate(exchanges):
             free = exchange.case.operation in POINT_TO_POINT

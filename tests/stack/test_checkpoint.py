@@ -103,7 +103,7 @@ def check_load(rank: int, size: int, directory: str, weights: dict) -> None:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["save", "async_save"])
 def test_checkpoint(on_ranks, level, tmp_path, asynchronous):
-    """Written by 2 ranks and read by 4, and the other way round, and by one process alone."""
+    """A checkpoint is written by 2 ranks and read by 4, and the reverse, and by one process."""
     directory = str(tmp_path / "checkpoint")
     weights = on_ranks(check_save, directory, asynchronous)[0]
     run_at_level(level, 6 - on_ranks.size, check_load, directory, weights)

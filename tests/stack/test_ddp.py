@@ -175,7 +175,7 @@ def test_missing_gradient_is_named(on_ranks):
 
 
 class Reused(nn.Module):
-    """One layer twice, the second time checkpointed, and one that is never used."""
+    """Uses one layer twice, the second time checkpointed; another layer is never used."""
 
     def __init__(self):
         super().__init__()
@@ -293,7 +293,7 @@ def check_compression(rank: int, size: int) -> None:
 
 
 def test_compression(on_ranks):
-    """Bit by bit."""
+    """Results are compared bit by bit."""
     on_ranks(check_compression)
 
 
@@ -378,7 +378,7 @@ def test_power_sgd_error_feedback(on_ranks):
 
 
 def check_local_sgd(rank: int, size: int) -> None:
-    """Gradients averaged globally for 2 steps, then only inside pairs."""
+    """Gradients are averaged globally for 2 steps, then only inside pairs."""
     pairs = [dist.new_group([r, r + 1]) for r in range(0, size, 2)]
     mine = range(rank - rank % 2, rank - rank % 2 + 2)
     state = PostLocalSGDState(None, pairs[rank // 2], start_localSGD_iter=2)

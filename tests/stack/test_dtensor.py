@@ -230,7 +230,7 @@ def sequence_net() -> nn.Module:
 
 
 def check_sequence_parallel(rank: int, size: int) -> None:
-    """Activations sharded by position outside, weights by column and row inside."""
+    """Activations are sharded by position outside, weights by column and row inside."""
     mesh = init_device_mesh("cpu", (size,))
     expected = seeded(sequence_net)
     x = data(0, 2, 8, 16)
@@ -257,7 +257,7 @@ def test_sequence_parallel(on_ranks):
 
 
 def check_two_dimensions(rank: int, size: int) -> None:
-    """Tensor parallel inside rows, FSDP2 across them; training ends with the same weights."""
+    """Tensor parallelism inside rows and FSDP2 across them: training ends with the same weights."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     model = parallelize_module(seeded(Model), mesh["tensor"], PLAN)
     for part in (model.attention, model.perceptron, model):

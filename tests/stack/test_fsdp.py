@@ -34,7 +34,7 @@ ALL = StateDictOptions(full_state_dict=True)
 
 
 class Block(nn.Module):
-    """Sizes that 2 and 4 do not divide, so that shards are padded."""
+    """Has sizes that 2 and 4 do not divide, so that shards are padded."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ def bf16_gradients(size: int) -> list[torch.Tensor]:
 
 
 def assert_bf16_close(actual, expected, what) -> None:
-    """Within two units in the last place of a sum of terms of this size."""
+    """Allows two units in the last place of a sum of terms of this size."""
     scale = expected.abs().max()
     assert (actual.float() - expected).abs().max() <= 2 * 2**-8 * scale, (what, actual, expected)
 

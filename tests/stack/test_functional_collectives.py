@@ -160,7 +160,7 @@ def test_without_gradient(on_ranks):
 
 
 def check_autograd_functions(rank: int, size: int) -> None:
-    """torch.distributed.nn.functional, the older differentiable collectives.
+    """Checks torch.distributed.nn.functional, the older differentiable collectives.
 
     Not _all_gather_base: its backward knows the backends nccl and xccl only
     (torch 2.13, torch/distributed/nn/functional.py:437).
@@ -233,7 +233,7 @@ def test_autograd_functions(on_ranks):
 
 
 def everything(x: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """One collective of each kind, with arithmetic between them."""
+    """Runs one collective of each kind, with arithmetic between them."""
     group = dist.group.WORLD
     y = funcol.all_reduce(x.relu() * 2, "sum", group) + 1
     z = funcol.all_gather_single(y * (rank + 1), 0, group).sin()
@@ -251,7 +251,7 @@ def everything_in_one_process(xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def in_place(x: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """The ordinary calls, which the compiler rewrites to functional ones."""
+    """Makes the ordinary calls, which the compiler rewrites to functional ones."""
     y = x * 2
     dist.all_reduce(y)
     gathered = torch.empty(size * 12, 8, dtype=y.dtype)

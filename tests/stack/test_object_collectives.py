@@ -48,7 +48,7 @@ def test_collective(on_ranks):
 
 
 def check_between_two(rank: int, size: int) -> None:
-    """Along a chain of ranks, each of which appends itself."""
+    """A list travels along a chain of ranks, each of which appends itself."""
     if rank == 0:
         dist.send_object_list([["rank 0"], belongings(0)], dst=1)
         return

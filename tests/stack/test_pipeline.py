@@ -43,7 +43,7 @@ def one_process(count: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def assert_stage(what: str, stages: dict[int, nn.Module], expected: nn.Module) -> None:
-    """Gradients of the stages of this rank, by the index of the layer."""
+    """Compares gradients of the stages of this rank, by the index of the layer."""
     for index, stage in stages.items():
         for (name, p), q in zip(
             stage.named_parameters(), expected[index].parameters(), strict=True
@@ -104,7 +104,7 @@ def test_several_stages_each(on_ranks):
 
 
 def check_traced(rank: int, size: int) -> None:
-    """A model that torch splits."""
+    """torch splits the model into stages."""
     expected, expected_output, _ = one_process(size)
     cuts = {str(index): SplitPoint.BEGINNING for index in range(1, size)}
     pipe = pipeline(seeded(lambda: layers(size)), (data(0, 2, 6),), split_spec=cuts)
@@ -167,7 +167,7 @@ def test_by_hand(on_ranks):
 
 
 def check_ring(rank: int, size: int) -> None:
-    """A ring shift as batches of operations; after `size` steps every tensor is back."""
+    """Shifts around a ring by batches of operations; after `size` steps every tensor is back."""
     right, left = (rank + 1) % size, (rank - 1) % size
     x = data(rank, 1000)
     for step in range(size):

@@ -95,7 +95,7 @@ def test_zero(on_ranks):
 
 
 def check_overlap(rank: int, size: int, make_hook=hook_with_zero_step) -> bytes:
-    """The step inside the backward pass, which torch refuses for Gloo."""
+    """The optimizer steps inside the backward pass, which torch refuses for Gloo."""
     net = seeded(perceptron)
     model = DDP(net, bucket_cap_mb=0.0005)
     optimizer = ZeroRedundancyOptimizer(

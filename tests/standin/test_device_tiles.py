@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import Finished, run
+from support.commands import CommandResult, run
 from support.launchers import clean_environment
 from support.standin_device import environment
 
@@ -31,16 +31,16 @@ def train(directory, backend):
         output = tile.model(x.to(weight.device))
         torch.nn.functional.mse_loss(output, y.to(weight.device)).backward()
         optimizer.step()
-    facts = {"rank": tile.rank, "before": before, "after": weight.tolist(), "data": x.tolist()}
-    facts["devices"] = sorted({str(each.device) for each in tile.model.parameters()})
-    (Path(directory) / f"{rank}.json").write_text(json.dumps(facts))
+    report = {"rank": tile.rank, "before": before, "after": weight.tolist(), "data": x.tolist()}
+    report["devices"] = sorted({str(each.device) for each in tile.model.parameters()})
+    (Path(directory) / f"{rank}.json").write_text(json.dumps(report))
 
 if __name__ == "__main__":
     sys.exit(single_card_dist.multi_process_spawn(train, tuple(sys.argv[1:])))
 """
 
 
-def run_training(directory: Path, backend: str = "", **more: str) -> Finished:
+def run_training(directory: Path, backend: str = "", **more: str) -> CommandResult:
     script = directory / "train.py"
     script.write_text(SCRIPT)
     wanted = clean_environment(**environment(devices=2), **more)

@@ -1,4 +1,4 @@
-"""Staging of accelerator tensors through host memory, on the stand-in device."""
+"""Staging of accelerator tensors through host memory, on the stand-in accelerator."""
 
 import functools
 import json

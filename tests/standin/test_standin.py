@@ -1,4 +1,4 @@
-"""The stand-in device itself: asynchronous results, wrong ones if a wait is missing."""
+"""The stand-in accelerator itself: asynchronous results, wrong ones if a wait is missing."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_number_of_devices():
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
 def test_imported_by_name(autoload):
-    """Also before torch has loaded it."""
+    """The import also works before torch has loaded the device."""
     script = "import standin, torch; print(torch.ones(2, device='standin:1').sum().item())"
     wanted = {**environment(), "TORCH_DEVICE_BACKEND_AUTOLOAD": autoload}
     assert run_script(script, **wanted) == "2.0\n"

@@ -13,7 +13,7 @@ ONE_HOST, SEVERAL_HOSTS = "one_host", "several_hosts"
 def algorithms(program: Path, scope: str) -> list[tuple[str, str]]:
     """(operation, algorithm) of each row of a scope."""
     if not program.exists():
-        pytest.fail(f"{program} is not built: run `make native`", pytrace=False)
+        pytest.fail(f"{program} is not built: run `make library`", pytrace=False)
     listing = subprocess.run(
         [program, "--list-algorithms"], capture_output=True, text=True, check=True, timeout=60
     ).stdout

@@ -115,8 +115,8 @@ def variables(**more: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """returncode is None if the command exceeded its time limit."""
+class ApplicationResult:
+    """`returncode` is None if the command exceeded its time limit."""
 
     returncode: int | None
     output: str
@@ -141,7 +141,7 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
-def run_bounded(command, environment: dict[str, str], bound_s: float) -> Finished:
+def run_bounded(command, environment: dict[str, str], bound_s: float) -> ApplicationResult:
     mark = f"APPLICATION_RUN={uuid.uuid4()}"
     name, _, value = mark.partition("=")
     with tempfile.TemporaryFile("w+", errors="replace") as output:
@@ -160,7 +160,7 @@ def run_bounded(command, environment: dict[str, str], bound_s: float) -> Finishe
             kill_marked(mark)
             process.wait()
         output.seek(0)
-        return Finished(returncode, output.read())
+        return ApplicationResult(returncode, output.read())
 
 
 def remove_locks() -> None:
@@ -169,7 +169,7 @@ def remove_locks() -> None:
         lock.unlink()
 
 
-def run(program: Program, backend: str, *, expects: str = "") -> Finished:
+def run(program: Program, backend: str, *, expects: str = "") -> ApplicationResult:
     """Runs the program on `backend`; `expects` is the backend that the program asserts."""
     assert PYTHON.exists(), f"{ENVIRONMENT} is missing: tools/setup.sh applications"
     remove_locks()

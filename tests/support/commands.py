@@ -12,12 +12,12 @@ BUILD_DIR = ROOT / os.environ.get("TCCL_BUILD_DIR", "build/release")
 
 
 @dataclass
-class Finished:
+class CommandResult:
     returncode: int
     output: str
 
 
-def run(command, **options) -> Finished:
+def run(command, **options) -> CommandResult:
     """Runs a command to completion; `output` is stdout and stderr together. Processes that the
     command leaves in its process group are killed, also if the test times out."""
     process = subprocess.Popen(
@@ -35,7 +35,7 @@ def run(command, **options) -> Finished:
     finally:
         kill_group(process.pid)
         process.wait()
-    return Finished(process.returncode, output)
+    return CommandResult(process.returncode, output)
 
 
 def shell(script, *arguments, **options) -> str:

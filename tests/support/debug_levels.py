@@ -67,7 +67,7 @@ def seeded(make, seed: int = 0, dtype=torch.float64) -> torch.nn.Module:
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, what: str, tolerance=1e-11) -> None:
-    """For sums of a few float64; the error of a missing contribution is much larger."""
+    """The tolerance is for sums of a few float64; a missing contribution is a larger error."""
     torch.testing.assert_close(
         actual.detach(),
         expected.detach(),

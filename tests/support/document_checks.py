@@ -5,10 +5,10 @@ import os
 import re
 from typing import NamedTuple
 
-from torch_ccl.agent.cores import cores
+from torch_ccl.agent.cores import cores_of
 
 from support import profile_table
-from support.launchers import HYDRA_LABEL, INTEL_MPI, SIZE, Finished, split_by_label
+from support.launchers import HYDRA_LABEL, INTEL_MPI, SIZE, RankOutput, split_by_label
 
 PROMPT = re.compile(r"(\S+@\S+)?\$ ")
 
@@ -16,30 +16,30 @@ PROMPT = re.compile(r"(\S+@\S+)?\$ ")
 # ---- the output of each rank; `text` is the script
 
 
-def print_nothing(ranks: list[Finished], text: str) -> None:
+def print_nothing(ranks: list[RankOutput], text: str) -> None:
     for rank in ranks:
         assert not rank.out, rank.out
         assert not rank.err, rank.err
 
 
-def is_rank_line(line: str, rank: Finished) -> bool:
+def is_rank_line(line: str, rank: RankOutput) -> bool:
     """Whether the line has two numbers: the rank, then the size."""
     return re.findall(r"\d+", line) == [str(rank.rank), str(SIZE)]
 
 
-def print_rank(ranks: list[Finished], text: str) -> None:
+def print_rank(ranks: list[RankOutput], text: str) -> None:
     for rank in ranks:
         lines = rank.out.splitlines()
         assert len(lines) == 1 and is_rank_line(lines[0], rank), rank.out
         assert not rank.err, rank.err
 
 
-def print_rank_and_profile(ranks: list[Finished], text: str) -> None:
+def print_rank_and_profile(ranks: list[RankOutput], text: str) -> None:
     for rank in ranks:
         check_rank_and_profile(rank)
 
 
-def check_rank_and_profile(rank: Finished) -> None:
+def check_rank_and_profile(rank: RankOutput) -> None:
     rank_line, table = rank.out.split("\n", 1)
     assert is_rank_line(rank_line, rank), rank.out
     assert profile_table.rows(table, "pg::") == [
@@ -54,13 +54,13 @@ def check_rank_and_profile(rank: Finished) -> None:
     assert not profile_table.without_log(rank.err), rank.err
 
 
-def print_same_weights(ranks: list[Finished], text: str) -> None:
+def print_same_weights(ranks: list[RankOutput], text: str) -> None:
     printed = {rank.out for rank in ranks}
     assert len(printed) == 1 and printed.pop().startswith("weights [["), ranks
 
 
-def print_iterations(ranks: list[Finished], text: str) -> None:
-    """Every line that the script prints for an iteration and a device, then data and weights."""
+def print_iterations(ranks: list[RankOutput], text: str) -> None:
+    """The script prints a line for each iteration and device, then data and weights."""
     formats = re.findall(r'print\("([^"]*)"\.format\(i, device\)\)', text)
     (steps,) = re.findall(r"for i in range\((\d+)\)", text)
     (device,) = re.findall(r'device = (".*)', text)
@@ -76,7 +76,7 @@ def print_iterations(ranks: list[Finished], text: str) -> None:
 
 
 def have_trained_together(results: list[tuple[str, str]]) -> None:
-    """The same weights, bit by bit, although the ranks had different data."""
+    """The ranks have the same weights, bit by bit, although they had different data."""
     all_data, all_weights = ({*column} for column in zip(*results, strict=True))
     assert len(all_data) == len(results) and all(d.startswith("data [[") for d in all_data), results
     assert len(all_weights) == 1 and all_weights.pop().startswith("weights [["), results
@@ -115,17 +115,17 @@ def print_ranks(ran: Ran) -> None:
 def print_profiles(ran: Ran) -> None:
     printed = split_by_label("\n".join(ran.lines), HYDRA_LABEL)
     for rank in range(SIZE):
-        check_rank_and_profile(Finished(rank, printed[str(rank)], ""))
+        check_rank_and_profile(RankOutput(rank, printed[str(rank)], ""))
 
 
 def print_shown_lines(ran: Ran) -> None:
-    """The lines that the document shows below the command, in any order."""
+    """The output is the lines that the document shows below the command, in any order."""
     shown = [line for line in ran.block.splitlines() if line and not PROMPT.match(line)]
     assert sorted(ran.lines) == sorted(shown), ran.lines
 
 
 def print_hosts(lines: list[str]) -> None:
-    """One line for each of four ranks on two hosts; then the settings."""
+    """Each of four ranks on two hosts prints one line; then the settings follow."""
     places = sorted(line for line in lines if "rank" in line)
     found = [re.search(r"(\S+): rank (\d) of (\d)", line).groups() for line in places]
     assert sorted(rank for _, rank, _ in found) == list("0123"), lines
@@ -165,7 +165,7 @@ def settings(ran: Ran, local_rank: int) -> dict:
 
     preloaded = re.search(r"^\s*export LD_PRELOAD=", ran.block, re.MULTILINE) is not None
     cpus = sorted(os.sched_getaffinity(0))
-    machine = len(cores(cpus))
+    machine = len(cores_of(cpus))
     if ran.mpiexec == INTEL_MPI:
         mask = int(value("I_MPI_PIN_DOMAIN").strip("[]").split(",")[local_rank], 16)
         cpus = [cpu for cpu in cpus if mask >> cpu & 1]
@@ -178,7 +178,8 @@ def settings(ran: Ran, local_rank: int) -> dict:
 
 
 def have_seen_all_samples(lines: list[str], checkpoint: dict) -> None:
-    """All samples of two epochs, each once, in different orders; the checkpoint is complete."""
+    """The ranks have seen all samples of two epochs, each once, in different orders; the
+    checkpoint is complete."""
     have_shared_epochs(lines)
     assert set(checkpoint) == {"module.weight", "module.bias"}, checkpoint
 
@@ -194,7 +195,7 @@ def have_shared_epochs(lines: list[str]) -> None:
 
 
 def have_used_all_tiles(lines: list[str], devices: list[str]) -> None:
-    """The device of each rank, the epochs, and equal gradients on all ranks."""
+    """Each rank prints its device and the epochs; gradients are equal on all ranks."""
     have_shared_epochs([line for line in lines if EPOCH.fullmatch(line)])
     gradients = [line for line in lines if line.startswith("gradients ")]
     assert len(gradients) == 2 and len(set(gradients)) == 1, lines

@@ -19,10 +19,10 @@ CLONE_FS = 0x200
 
 
 def _enter(assigned: list[tuple[int, dict[str, str]]], rank: int) -> None:
-    holder, environment = assigned[rank]
+    namespace_pid, environment = assigned[rank]
     ctypes.CDLL(None).unshare(CLONE_FS)  # other threads keep their file system context
     for kind in KINDS:
-        enter_namespace(f"/proc/{holder}/ns/{kind}")
+        enter_namespace(f"/proc/{namespace_pid}/ns/{kind}")
     os.environ.clear()
     os.environ.update(environment)
 
@@ -36,7 +36,8 @@ def _options(
     **environment: str,
 ) -> dict:
     assigned = [
-        (host.holder.pid, own) for host, own in rank_environments(hosts, layout, **environment)
+        (host.namespace_process.pid, own)
+        for host, own in rank_environments(hosts, layout, **environment)
     ]
     how = {"init_method": "env://", **(group or {})}
     return {"bound_s": bound_s, "prepare": partial(_enter, assigned), "group": how}
@@ -44,8 +45,8 @@ def _options(
 
 def started_on_hosts(
     hosts: list[Host], layout: list[int], function, *args, **options
-) -> AbstractContextManager[list[ranks.Rank]]:
-    """As ranks.started_ranks(); options in capitals are environment variables."""
+) -> AbstractContextManager[list[ranks.ForkedRank]]:
+    """Is ranks.started_ranks() on hosts; options in capitals are environment variables."""
     return ranks.started_ranks(sum(layout), function, *args, **_options(hosts, layout, **options))
 
 

@@ -3,13 +3,13 @@ namespace of its host: host name, boot_id and /dev/shm are the machine's."""
 
 import re
 
-from support.commands import BUILD_DIR, Finished, run
+from support.commands import BUILD_DIR, CommandResult, run
 from support.virtual_hosts import Host
 
 SEED = 1
 
 
-def run_conformance(hosts: list[Host], host_of: list[int], cases: int, *options) -> Finished:
+def run_conformance(hosts: list[Host], host_of: list[int], cases: int, *options) -> CommandResult:
     """`host_of[rank]` is the index of the rank's host."""
     where = ["--namespaces", ",".join(host.path for host in hosts)]
     where += ["--host-of", ",".join(map(str, host_of))]

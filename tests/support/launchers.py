@@ -1,6 +1,6 @@
 """Starts a script on two ranks with each launcher, and separates the output of the ranks.
 
-run_script(LAUNCHERS["torchrun"], path) returns one Finished per rank. A launcher is a row of
+run_script(LAUNCHERS["torchrun"], path) returns one RankOutput per rank. A launcher is a row of
 LAUNCHERS: a function that gets a command line without the interpreter, a free port and a directory.
 It writes <rank>.stdout and <rank>.stderr there and returns the exit codes. It sets no variable
 that the real launcher sets itself.
@@ -30,7 +30,7 @@ UNBUFFERED = "PYTHONUNBUFFERED"
 Launcher = Callable[[list[str], int, Path], list[int | None]]
 
 
-class Finished(NamedTuple):
+class RankOutput(NamedTuple):
     """The output of a rank that exited with 0."""
 
     rank: int
@@ -94,7 +94,7 @@ def wait_for_all(processes: list[subprocess.Popen]) -> list[int | None]:
 
 
 def by_torchrun(agents: int) -> Launcher:
-    """`agents` torchrun agents, one for each simulated host, share the ranks."""
+    """`agents` torchrun agents, one for each host, share the ranks."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         def agent(node: int) -> subprocess.Popen:
@@ -116,7 +116,7 @@ def by_torchrun(agents: int) -> Launcher:
 
 
 def by_hand(rank_name: str, size_name: str) -> Launcher:
-    """One process per rank, with rank and size in these variables."""
+    """Starts one process per rank, with rank and size in these variables."""
 
     def launch(command: list[str], port: int, logs: Path) -> list[int | None]:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -131,7 +131,7 @@ def by_hand(rank_name: str, size_name: str) -> Launcher:
 
 
 def by_python(command: list[str], port: int, logs: Path) -> list[int | None]:
-    """No launcher: one process, no variables."""
+    """Uses no launcher: starts one process, without variables."""
     return wait_for_all([start([sys.executable, *command], logs, "0")])
 
 
@@ -197,7 +197,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 def run_script(
     launcher: Launcher, script: Path, *args: str, port: int | None = None
-) -> list[Finished]:
+) -> list[RankOutput]:
     """Every rank must exit with 0, within BOUND_S."""
     with tempfile.TemporaryDirectory() as directory:
         logs = Path(directory)
@@ -206,7 +206,7 @@ def run_script(
     if any(code != 0 for code in codes):
         raise AssertionError(f"exit codes {codes}\n" + "\n".join(filter(None, outputs.values())))
     ranks = range(1 if launcher is by_python else SIZE)
-    return [Finished(r, outputs[f"{r}.stdout"], outputs[f"{r}.stderr"]) for r in ranks]
+    return [RankOutput(r, outputs[f"{r}.stdout"], outputs[f"{r}.stderr"]) for r in ranks]
 
 
 def fixed_port(text: str) -> int | None:

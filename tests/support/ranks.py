@@ -27,7 +27,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch._dynamo", "torch_ccl"])
 
 
-class Rank:
+class ForkedRank:
     """The test's view of a rank: its process, and its return value or how it failed."""
 
     def __init__(self, process, connection):
@@ -97,7 +97,7 @@ def started_ranks(size: int, function, *args, bound_s: float = BOUND_S, prepare=
                 )
                 process.start()
                 theirs.close()
-                ranks.append(Rank(process, mine))
+                ranks.append(ForkedRank(process, mine))
             # Not earlier: the first start() waits until the server has imported its modules.
             deadline = time.monotonic() + bound_s + 5
             yield ranks

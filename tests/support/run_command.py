@@ -24,20 +24,20 @@ forked.set_forkserver_preload(["torch", "torch_ccl", "torch_ccl.cli.runner"])
 COMMAND = str(Path(sys.executable).with_name("torch-ccl"))
 
 #: Begins every script of ranks.
-PRELUDE = """
+SCRIPT_HEADER = """
 import json, os, signal, socket, subprocess, sys, time
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-def report(**facts):
-    sys.stdout.write(json.dumps(facts) + "\\n")
-def note(word):  # a file with our pid, for other ranks; renamed, so that it is never partial
+def report(**values):
+    sys.stdout.write(json.dumps(values) + "\\n")
+def write_marker(word):  # a file with our pid; renamed, so that it is never partial
     with open(sys.argv[0] + ".new", "w") as file:
         file.write(str(os.getpid()))
     os.rename(sys.argv[0] + ".new", sys.argv[0] + word)
-def await_note(word):
+def wait_for_marker(word):
     while not os.path.exists(sys.argv[0] + word):
         time.sleep(0.01)
     return int(open(sys.argv[0] + word).read())
-def await_end(pid):
+def wait_for_exit(pid):
     while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX":
         time.sleep(0.01)
 """
@@ -67,7 +67,7 @@ class Command:
         rows = [re.fullmatch(r"\[(\d+)\] (\{.*\})", line) for line in whole]
         return [{"rank": int(row[1]), **json.loads(row[2])} for row in rows if row]
 
-    def await_reports(self, count: int) -> list[dict]:
+    def wait_for_reports(self, count: int) -> list[dict]:
         end = time.monotonic() + BOUND_S
         while len(reports := self.reports()) < count:
             assert time.monotonic() < end, f"{self.out}\n{self.err}"
@@ -102,7 +102,7 @@ def started(
     variables = clean_environment(**environment)
     if "OMP_NUM_THREADS" not in environment:
         del variables["OMP_NUM_THREADS"]
-    namespaces = [f"/proc/{host.holder.pid}/ns/{kind}" for kind in KINDS] if host else []
+    namespaces = [f"/proc/{host.namespace_process.pid}/ns/{kind}" for kind in KINDS] if host else []
     arguments = (command, list(words), variables, namespaces)
     process = forked.Process(target=_main, args=arguments)
     process.start()
@@ -133,7 +133,7 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
-def await_gone(pids: list[int], bound_s: float = 10) -> None:
+def wait_for_exits(pids: list[int], bound_s: float = 10) -> None:
     end = time.monotonic() + bound_s
     while left := [pid for pid in pids if not is_gone(pid)]:
         assert time.monotonic() < end, f"processes {left} are still there"
@@ -177,9 +177,9 @@ time.sleep(1000)
 
 FAIL_AFTER_RANK_1 = """
 if rank == 0:
-    await_end(await_note("begun"))
+    wait_for_exit(wait_for_marker("begun"))
     sys.exit(7)
-note("begun")
+write_marker("begun")
 """
 
 ALL_REDUCE = """

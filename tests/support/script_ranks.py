@@ -25,7 +25,7 @@ from support.virtual_hosts import Host
 BOUND_S = 60
 BACKEND = os.environ.get("BACKEND", "ccl")
 
-PRELUDE = """
+SCRIPT_HEADER = """
 import faulthandler, json, os, sys, time
 from datetime import timedelta
 faulthandler.dump_traceback_later(BOUND_S, exit=True)
@@ -33,15 +33,15 @@ import torch
 import torch.distributed as dist
 import torch_ccl
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-def report(**facts):
-    sys.stdout.write(json.dumps(facts) + "\\n")
+def report(**values):
+    sys.stdout.write(json.dumps(values) + "\\n")
     sys.stdout.flush()
 dist.init_process_group("BACKEND", timeout=timedelta(seconds=30))
 """
 
 
 @dataclass
-class Rank:
+class ScriptRank:
     number: int
     host: Host
     process: subprocess.Popen
@@ -71,19 +71,19 @@ class Rank:
 @contextlib.contextmanager
 def started_ranks(
     hosts: list[Host], layout: list[int], script: str, **environment: str
-) -> Iterator[list[Rank]]:
+) -> Iterator[list[ScriptRank]]:
     """Leaving the block kills ranks that still run."""
-    prelude = PRELUDE.replace("BOUND_S", str(BOUND_S)).replace("BACKEND", BACKEND)
-    ranks: list[Rank] = []
+    header = SCRIPT_HEADER.replace("BOUND_S", str(BOUND_S)).replace("BACKEND", BACKEND)
+    ranks: list[ScriptRank] = []
     with tempfile.TemporaryDirectory() as directory:
         try:
             for host, own in rank_environments(hosts, layout, **environment):
                 number = len(ranks)
                 out, err = (Path(directory) / f"{number}.{name}" for name in ("out", "err"))
-                words = [sys.executable, "-c", prelude + script]
+                words = [sys.executable, "-c", header + script]
                 with out.open("w") as stdout, err.open("w") as stderr:
                     process = host.start(words, env=own, stdout=stdout, stderr=stderr)
-                ranks.append(Rank(number, host, process, out, err))
+                ranks.append(ScriptRank(number, host, process, out, err))
             yield ranks
         finally:
             for rank in ranks:

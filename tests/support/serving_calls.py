@@ -41,7 +41,7 @@ def run(calls, rank: int, **options) -> None:
 
 
 def without_a_group(rank, store):
-    """vLLM, init_gloo_process_group: for agreement between data-parallel ranks."""
+    """vLLM's init_gloo_process_group makes a group for agreement between data-parallel ranks."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     assert not dist.is_initialized()
@@ -60,7 +60,7 @@ def without_a_group(rank, store):
 
 
 def groups(rank):
-    """Both: many groups, also of one rank, with the backend name of the default group."""
+    """Both make many groups, also of one rank, with the backend name of the default group."""
     backend = dist.get_backend(dist.group.WORLD)
     assert backend == "gloo" and backend != "nccl"
     for name in ("tp", "pp", "dp"):
@@ -73,7 +73,7 @@ def groups(rank):
 
 
 def custom_group(rank):
-    """SGLang, init_custom_process_group: a group besides the world."""
+    """SGLang's init_custom_process_group makes a group besides the world."""
     store = dist.PrefixStore("beside", c10d._get_default_store())
     group, _ = c10d._new_process_group_helper(
         SIZE,
@@ -121,7 +121,7 @@ def objects(rank):
 
 
 def size_and_bytes(rank):
-    """SGLang, broadcast_pyobj, in its scheduler's loop; the sent memory is read-only."""
+    """SGLang calls broadcast_pyobj in its scheduler's loop; the sent memory is read-only."""
     request = {"tokens": [1, 2, 3]}
     payload = pickle.dumps(request) if rank == 0 else b""
     length = torch.tensor([len(payload)], dtype=torch.int64)
@@ -141,7 +141,7 @@ def size_and_bytes(rank):
 
 
 def messages(rank):
-    """Bytes of a pickled object; ranks that are returned."""
+    """Ranks send the bytes of a pickled object; recv() returns the rank of the sender."""
     payload = pickle.dumps({"tokens": [1, 2, 3]})
     length = torch.tensor([len(payload)])
     if rank == 0:

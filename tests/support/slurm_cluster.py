@@ -60,15 +60,15 @@ PartitionName={partition} Nodes=ALL Default=YES
 GRES_CONFIGURATION = "Name=gpu Type=volta File=/dev/null,/dev/zero\n"
 
 
-class Finished(NamedTuple):
+class SlurmResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     code: int
-    facts: dict[str, str]  # as `scontrol show job` calls them
+    fields: dict[str, str]  # as `scontrol show job` calls them
 
 
 def wait_until(condition: Callable[[], bool], bound_s: float) -> bool:
@@ -112,7 +112,7 @@ class Cluster:
             text=True,
         )
 
-    def wait_for(self, process: subprocess.Popen, bound_s: float = BOUND_S) -> Finished:
+    def wait_for(self, process: subprocess.Popen, bound_s: float = BOUND_S) -> SlurmResult:
         try:
             out, err = process.communicate(timeout=bound_s)
         except subprocess.TimeoutExpired:
@@ -120,28 +120,28 @@ class Cluster:
             process.kill()
             out, err = process.communicate()
             raise AssertionError(f"still running after {bound_s:g} s\n{out}\n{err}") from None
-        return Finished(process.returncode, out, err)
+        return SlurmResult(process.returncode, out, err)
 
-    def run(self, *words: str, cwd: Path | None = None, **more: str) -> Finished:
+    def run(self, *words: str, cwd: Path | None = None, **more: str) -> SlurmResult:
         return self.wait_for(self.start(*words, cwd=cwd, **more))
 
-    def submit(self, *words: str, cwd: Path | None = None, **more: str) -> Job:
+    def submit(self, *words: str, cwd: Path | None = None, **more: str) -> SlurmJob:
         """Runs a batch script to its end; `words` are options of sbatch and the script."""
         sbatch = self.run("sbatch", "--parsable", *words, cwd=cwd, **more)
         assert sbatch.code == 0, sbatch.err
-        facts: dict[str, str] = {}
+        fields: dict[str, str] = {}
 
         def has_ended() -> bool:
             shown = self.run("scontrol", "show", "job", sbatch.out.strip()).out
-            facts.update(word.split("=", 1) for word in shown.split() if "=" in word)
-            return facts["JobState"] not in UNFINISHED
+            fields.update(word.split("=", 1) for word in shown.split() if "=" in word)
+            return fields["JobState"] not in UNFINISHED
 
         # Not sbatch --wait, which polls after 2 s, 10 s and 42 s.
         if not wait_until(has_ended, BOUND_S):
             self._cancel_jobs()
-            raise AssertionError(f"still running after {BOUND_S:g} s: {facts}")
-        code, signal_number = map(int, facts["ExitCode"].split(":"))
-        return Job(code or signal_number, facts)
+            raise AssertionError(f"still running after {BOUND_S:g} s: {fields}")
+        code, signal_number = map(int, fields["ExitCode"].split(":"))
+        return SlurmJob(code or signal_number, fields)
 
     def _cancel_jobs(self) -> None:
         self.run("scancel", f"--user={os.getuid()}")
@@ -207,7 +207,7 @@ def kill_all(host: Host) -> None:
     """Kills all processes on the host, also those that start meanwhile."""
 
     def is_empty() -> bool:
-        pids = set(host.pids()) - {host.holder.pid}
+        pids = set(host.pids()) - {host.namespace_process.pid}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs the checks of staging accelerator tensors, on the stand-in device.
+"""Runs the checks of staging accelerator tensors, on the stand-in accelerator.
 
 python tests/support/staging_checks.py [name ...]    needs the environment of standin_device.py
 

@@ -25,7 +25,7 @@ LONG_MS = 15_000  # longer than any check waits
 
 @check
 def a_stream_that_does_not_come_ends_in_time(rank, size):
-    """On one rank; the error on the other rank names it."""
+    """The stream of one rank is late; the error on the other rank names that rank."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
     time.sleep(rank / 2)  # so that rank 0 times out first
@@ -35,7 +35,7 @@ def a_stream_that_does_not_come_ends_in_time(rank, size):
 
 @check
 def a_stream_that_does_not_come_is_named_by_its_rank(rank, size):
-    """Also if the other rank times out first: it cannot know the reason."""
+    """The other rank may time out first: it cannot know the reason."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     tensor = delayed(rank, delay_ms=LONG_MS if rank == 0 else 1)
     time.sleep((1 - rank) / 2)
@@ -46,7 +46,7 @@ def a_stream_that_does_not_come_is_named_by_its_rank(rank, size):
 
 @check
 def without_pinned_memory(rank, size):
-    """Copies then block the host, but only when the stream reaches them."""
+    """Copies block the host then, but only when the stream reaches them."""
     torch.standin.refuse_pinned(True)
     tensor = delayed(rank)
     dist.all_reduce(tensor)

@@ -136,7 +136,7 @@ def overlapping_tensors_in_pieces(rank, size):
 
 @check
 def copies_of_pieces_overlap(rank, size):
-    """Copies to the host and back, on two streams."""
+    """Copies to the host and copies to the device run on two streams."""
     tensor = torch.ones(10 * 1024, device=device_of(rank))
     torch.standin.synchronize(rank)
     torch.standin.set_delay_ms(10)

@@ -1,4 +1,4 @@
-"""The build directory of the stand-in device, and the environment of programs that use it.
+"""The build directory of the stand-in accelerator, and the environment of programs that use it.
 
 subprocess.run([sys.executable, script], env={**os.environ, **environment()}) runs a script that can
 use device "standin:1" and imports only torch. It must be a new interpreter: torch loads the device

@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program, too
 from support.ranks import run_ranks
-from support.torch_collectives import OPERATIONS, Case, Exchange, interfaces_of
+from support.torch_exchange import Case
 from support.torch_layouts import place_on
+from support.torch_operations import OPERATIONS, interfaces_of, make_exchange
 from support.torch_reference import DTYPES, FLAVOURS, reductions_of
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (4, 0, 3), (2, 3, 4), (2, 3, 4, 5), (257,), (1000,)]
@@ -28,7 +29,7 @@ MAX_FAILURES = 20
 
 
 def combinations_by_operation() -> dict[str, list[tuple]]:
-    """Every collective with every dtype and every reduction that is defined for it."""
+    """Returns every collective with every dtype and every reduction that is defined for it."""
     return {
         operation: [
             (operation, dtype, reduction)
@@ -66,7 +67,7 @@ def draw(rng: random.Random, seed: str, size: int, combination: tuple, tag: int 
 
 
 def cases(seed: int, size: int, count: int) -> list[Case]:
-    """All combinations in random order, then random ones."""
+    """Returns all combinations in random order, then random ones."""
     rng = random.Random(f"{seed}/{size}")
     drawn = rng.sample(combinations(), k=len(combinations()))
     drawn += [any_combination(rng) for _ in range(count - len(drawn))]
@@ -77,7 +78,7 @@ def cases(seed: int, size: int, count: int) -> list[Case]:
 
 
 def run_case(case: Case, rank: int) -> int:
-    exchange = Exchange(case, rank, dist.group.WORLD)
+    exchange = make_exchange(case, rank, dist.group.WORLD)
     try:
         exchange.issue()
         exchange.wait()
@@ -90,7 +91,7 @@ def run_case(case: Case, rank: int) -> int:
 def run_cases(
     rank: int, size: int, seed: int, count: int, only: int | None, device: str
 ) -> tuple[list, list]:
-    """The result of each case (a number on which ranks agree), and the failures."""
+    """Returns the result of each case (a number on which ranks agree), and the failures."""
     if device != "cpu":
         place_on(f"{device}:{rank}")
     warnings.simplefilter("ignore", FutureWarning)  # both the old and the new names are called
@@ -128,13 +129,13 @@ def conformance(
 
 
 def report(seed: int, counts: dict[int, int]) -> str:
-    """A report: how often each collective and dtype occurred, and ten cases."""
+    """Returns a report: how often each collective and dtype occurred, and ten cases."""
     chosen = [case for size, count in counts.items() for case in cases(seed, size, count)]
     found = Counter(case.operation for case in chosen) + Counter(case.dtype for case in chosen)
     sample = random.Random(seed).sample(chosen, k=10)
     lines = [f"{len(chosen)} cases through torch, seed {seed}, ranks: {counts}"]
     lines += [", ".join(f"{key} {found[key]}" for key in keys) for keys in (OPERATIONS, DTYPES)]
-    lines += [f"  {case} {Exchange(case, 0, None).layouts}" for case in sample]
+    lines += [f"  {case} {make_exchange(case, 0, None).layouts}" for case in sample]
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ def transposed(shape):
 
 
 def sliced(shape):
-    """Every second element of the last dimension, and a gap behind each row."""
+    """Takes every second element of the last dimension; there is a gap behind each row."""
     if not shape:
         return []
     return [*plain_strides([*shape[:-1], 2 * shape[-1] + 1])[:-1], 2]
@@ -84,7 +84,7 @@ def layouts_of(shape, dtype: torch.dtype, *, written: bool, lazy: bool) -> list[
 
 
 def showable(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """Values that the layout can show: an expanded tensor repeats its first row."""
+    """Returns values that the layout can show: an expanded tensor repeats its first row."""
     if layout != "expanded" or values.shape[0] == 0:
         return values
     return values[:1].expand(values.shape).contiguous()
@@ -139,14 +139,14 @@ class Placed:
 
 
 def room(shape, dtype: torch.dtype, layout: str) -> Placed:
-    """An output, whose elements have none of the expected values."""
+    """Returns an output tensor whose elements have none of the expected values."""
     size = (torch.Size(shape).numel() * dtype.itemsize,)
     pattern = 1 if dtype == torch.bool else 0x5A
     return Placed(torch.full(size, pattern, dtype=torch.uint8).view(dtype).reshape(shape), layout)
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> str:
-    """The first element with other bits; where any NaN will do, that may be a NaN."""
+    """Describes the first element with other bits; where any NaN will do, that may be a NaN."""
     rows = [components(x) for x in (found, expected)]
     bits = [x.view(torch.uint8).reshape(-1, x.itemsize) for x in rows]
     wrong = (bits[0] != bits[1]).any(dim=1).nonzero().flatten().tolist()

@@ -48,7 +48,7 @@ def reductions_of(dtype: torch.dtype) -> list[str]:
 
 
 def reduce_op(reduction: str, factor: float):
-    """What torch.distributed is given for it; only PREMUL_SUM has a factor, of this rank."""
+    """Returns torch's ReduceOp; only PREMUL_SUM has a factor, that of this rank."""
     if reduction == "PREMUL_SUM":
         return dist._make_nccl_premul_sum(factor)
     return getattr(dist.ReduceOp, reduction)
@@ -58,7 +58,7 @@ def reduce_op(reduction: str, factor: float):
 
 
 def components(values: torch.Tensor) -> torch.Tensor:
-    """The same elements in a row, complex numbers as pairs of real ones."""
+    """Returns the elements in one dimension, complex numbers as pairs of real ones."""
     row = torch.empty(values.shape, dtype=values.dtype).copy_(values).reshape(-1)
     return torch.view_as_real(row).reshape(-1) if row.is_complex() else row
 
@@ -72,7 +72,7 @@ def is_nan(row: torch.Tensor) -> torch.Tensor:
 
 
 def same_numbers(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal bits, except that arithmetic may give any NaN where a NaN is due."""
+    """Compares bits, except that arithmetic may give any NaN where a NaN is expected."""
     if torch.equal(bytes_of(found), bytes_of(expected)):
         return True
     found, expected = components(found), components(expected)
@@ -131,7 +131,7 @@ def signed_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def reduced_integers(inputs, reduction, factors):
-    """With signed types, as torch lacks arithmetic for most unsigned ones; only order differs."""
+    """Uses signed types, as torch lacks arithmetic for most unsigned ones; only order differs."""
     dtype, signed = inputs[0].dtype, signed_of(inputs[0].dtype)
     flip = torch.iinfo(signed).min if dtype in UNSIGNED and reduction in ("MIN", "MAX") else 0
     values = [x.view(signed) ^ flip for x in inputs]
@@ -152,7 +152,7 @@ def reduced_truths(inputs, reduction, factors):
 
 
 def complex_product(a, b):
-    """The plain formula, each step rounded; on pairs of real numbers."""
+    """Uses the plain formula on pairs of real numbers, each step rounded."""
     (ar, ai), (br, bi) = a.unbind(-1), b.unbind(-1)
     return torch.stack([ar * br - ai * bi, ar * bi + ai * br], dim=-1)
 
@@ -180,13 +180,13 @@ def reduced(inputs: list[torch.Tensor], reduction: str, factors: list[float]) ->
 
 
 def any_bits(random, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Every pattern there is: NaNs of all kinds, denormals, infinities, the largest integers."""
+    """Returns random bits: NaNs of all kinds, denormals, infinities, the largest integers."""
     size = (numel * dtype.itemsize,)
     return torch.randint(0, 256, size, dtype=torch.uint8, generator=random).view(dtype)
 
 
 def ordinary(random, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers whose sums must be rounded."""
+    """Returns numbers whose sums must be rounded."""
     return torch.randn(numel, generator=random).to(dtype)
 
 
@@ -214,7 +214,7 @@ FLAVOURS = {"any bits": any_bits, "ordinary": ordinary, "special": special}
 
 
 def values_of(random, shape: tuple, dtype: torch.dtype, flavour: str) -> torch.Tensor:
-    """Reproducible by the state of the generator `random`."""
+    """The state of the generator `random` determines the values."""
     numel = torch.Size(shape).numel()
     kind = KINDS[dtype]
     if kind == "bool":

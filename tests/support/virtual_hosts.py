@@ -61,7 +61,7 @@ class Host:
     switch: str
     namespace: str
     directory: Path
-    holder: subprocess.Popen | None = None  # keeps the namespaces alive
+    namespace_process: subprocess.Popen | None = None  # keeps the namespaces alive
     _started: list[subprocess.Popen] = field(default_factory=list)
 
     @property
@@ -128,32 +128,36 @@ class Host:
         die_with_parent = ["setpriv", "--pdeathsig", "KILL"]
         network = ["nsenter", f"--net={self.path}"]
         others = ["unshare", "--uts", "--ipc", "--mount", "--propagation", "private"]
-        self.holder = subprocess.Popen(
+        self.namespace_process = subprocess.Popen(
             [*die_with_parent, *network, *others, "sh", "-ec", script],
             stderr=subprocess.PIPE,
             text=True,
         )
         end = time.monotonic() + READY_S
         while not (own / "ready").exists():
-            if self.holder.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{self.name} did not start: {self.holder.communicate()[1]}")
+            if self.namespace_process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(
+                    f"{self.name} did not start: {self.namespace_process.communicate()[1]}"
+                )
             time.sleep(0.01)
 
     def container(self, name: str) -> "Host":
-        """A container: shares this host's network, has its own host name, IPC and mounts."""
+        """Returns a container on this host's network, with its own host name, IPC and mounts."""
         other = replace(self, name=name, _started=[])
         other.boot()
-        self._started.append(other.holder)
+        self._started.append(other.namespace_process)
         return other
 
     def inside(self, words: list[str]) -> list[str]:
         """The command line that runs `words` on this host, in the current directory."""
         flags = {"mnt": "mount"}
-        namespaces = [f"--{flags.get(k, k)}=/proc/{self.holder.pid}/ns/{k}" for k in KINDS]
+        namespaces = [
+            f"--{flags.get(k, k)}=/proc/{self.namespace_process.pid}/ns/{k}" for k in KINDS
+        ]
         return ["nsenter", *namespaces, f"--wd={Path.cwd()}", "--", *words]
 
     def start(self, words: list[str], **options) -> subprocess.Popen:
-        """subprocess.Popen on this host, in a new session. shut_down() kills it."""
+        """Starts a process on this host, in a new session. shut_down() kills it."""
         process = subprocess.Popen(self.inside(words), start_new_session=True, **options)
         self._started.append(process)
         return process
@@ -198,7 +202,7 @@ class Host:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for process in (*self._started, *filter(None, [self.holder])):
+        for process in (*self._started, *filter(None, [self.namespace_process])):
             process.kill()
             process.wait()
         subprocess.run(["ip", "netns", "del", self.namespace], capture_output=True, timeout=30)

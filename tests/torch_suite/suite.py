@@ -115,7 +115,7 @@ class _QuickPolls:
 
 
 def _skip_gpu_tests_early(common_distributed):
-    """The same skips for the same reasons, but before any rank is started."""
+    """Skips the same tests for the same reasons, but before any rank is started."""
 
     def skip_if_lt_x_gpu(count, *, allow_cpu=False):
         reason = common_distributed.TEST_SKIPS[f"multi-gpu-{count}"].message
@@ -150,7 +150,7 @@ def _widen_skips(common_utils, common_distributed):
 
 
 def _accept_in_bodies(suite, backend):
-    """The few tests that check the backend's name themselves."""
+    """Patches the few tests that check the backend's name themselves."""
     for names in (suite.PROFILING_SUPPORTED_BACKENDS, suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
         names.append(backend)  # the tests look for rows "<backend>:<operation>"
 

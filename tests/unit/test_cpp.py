@@ -7,8 +7,8 @@ import pytest
 from support.commands import BUILD_DIR, run
 
 GROUP_ABOVE = 60  # a program with more cases is run suite by suite, to start fewer processes
-#: Programs that run alone: they measure time, or compare /tmp, /dev/shm and /proc.
-ALONE = {
+#: Programs of the serial phase: they measure time, or compare /tmp, /dev/shm and /proc.
+SERIAL = {
     "control_authentication_test",
     "control_plane_test",
     "control_process_test",
@@ -41,7 +41,7 @@ def filters_of(program) -> list[str]:
 
 def marks_of(program: str, case: str) -> list:
     """Suites that start processes are left out under TSan."""
-    marks = [pytest.mark.alone] if program in ALONE else []
+    marks = [pytest.mark.serial] if program in SERIAL else []
     if not re.search("Process|DeathTest", case.split(".")[0]):
         marks.append(pytest.mark.tsan)
     return marks
@@ -50,9 +50,9 @@ def marks_of(program: str, case: str) -> list:
 def all_cases():
     programs = sorted((BUILD_DIR / "tests").glob("*_test"))
     if not programs:
-        pytest.fail(f"no test programs in {BUILD_DIR}/tests: make native", pytrace=False)
-    if missing := ALONE - {program.name for program in programs}:
-        pytest.fail(f"ALONE names programs that do not exist: {missing}", pytrace=False)
+        pytest.fail(f"no test programs in {BUILD_DIR}/tests: make library", pytrace=False)
+    if missing := SERIAL - {program.name for program in programs}:
+        pytest.fail(f"SERIAL names programs that do not exist: {missing}", pytrace=False)
     for program in programs:
         for case in filters_of(program):
             yield pytest.param(

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_ccl.agent import protocol
-    from torch_ccl.agent.cores import cores, split_cores
+    from torch_ccl.agent.cores import RankCpus, cores_of, split_cores
     from torch_ccl.agent.ports import open_port
     from torch_ccl.agent.protocol import encode_frame, encode_message
     from torch_ccl.agent.rank_process import COULD_NOT_START, READ_BYTES, LineReader, RankProcess
 else:  # run as a directory, which is then on sys.path
     import protocol
-    from cores import cores, split_cores
+    from cores import RankCpus, cores_of, split_cores
     from ports import open_port
     from protocol import encode_frame, encode_message
     from rank_process import COULD_NOT_START, READ_BYTES, LineReader, RankProcess
@@ -191,16 +191,14 @@ class Agent:
         self._grace_s = grace_s
         inherited = {**os.environ, **environment}
         common = {name: value for name, value in inherited.items() if name not in unset}
-        available = cores(os.sched_getaffinity(0))
-        core_sets = split_cores(available, len(ranks)) if pin else []
-        if pin and not core_sets:
+        available = cores_of(os.sched_getaffinity(0))
+        shares = split_cores(available, len(ranks)) if pin else []
+        if pin and not shares:
             count = sum(len(core.cpus) for core in available)
-            self._send(encode_message(note=f"{len(ranks)} ranks on {count} cores: not pinned"))
+            self._send(encode_message(note=f"{len(ranks)} ranks on {count} CPUs: not pinned"))
+        unpinned = RankCpus([], max(1, len(available) // len(ranks)))
         for local_rank, own in enumerate(ranks):
-            cpus = core_sets[local_rank].cpus if core_sets else []
-            threads = (
-                core_sets[local_rank].threads if core_sets else max(1, len(available) // len(ranks))
-            )
+            cpus, threads = shares[local_rank] if shares else unpinned
             variables = {"OMP_NUM_THREADS": str(threads), **common, **own}
             self._start_rank(int(own["RANK"]), command, directory, variables, cpus)
 

@@ -1,9 +1,10 @@
 """The cores of a host, and how to divide them among its ranks.
 
-    split_cores(cores(os.sched_getaffinity(0)), 4)  # one CoreSet for each of four ranks
+    split_cores(cores_of(os.sched_getaffinity(0)), 4)  # one RankCpus for each of four ranks
 
-A CPU is a logical CPU of the kernel. A core has one CPU, or several (hyperthreads). Files are read
-below `root`, so that tests can describe other machines.
+A CPU is a logical CPU with the number that Linux gives it. A core is a physical core: it has one
+CPU, or several (hardware threads). Files are read below `root`, so that tests can describe other
+machines.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ class Core(NamedTuple):
     cpus: tuple[int, ...]
 
 
-class CoreSet(NamedTuple):
+class RankCpus(NamedTuple):
     """The CPUs of one rank; `threads` is the number of threads that do not share a core."""
 
     cpus: list[int]
@@ -28,7 +29,7 @@ class CoreSet(NamedTuple):
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """The kernel's format: [0, 1, 2, 8] of "0-2,8"."""
+    """Parses the kernel's format: "0-2,8" is [0, 1, 2, 8]."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -37,7 +38,7 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def format_cpu_list(numbers: Iterable[int]) -> str:
-    """The kernel's format: "0-2,8" of [0, 1, 2, 8]."""
+    """Writes the kernel's format: [0, 1, 2, 8] is "0-2,8"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][-1] + 1 == number:
@@ -48,7 +49,7 @@ def format_cpu_list(numbers: Iterable[int]) -> str:
 
 
 def node_of_cpus(root: Path = ROOT) -> dict[int, int]:
-    """Empty where sysfs has no NUMA nodes; then all CPUs count as one node."""
+    """The NUMA node of each CPU. Empty if sysfs has no nodes; all CPUs then count as one node."""
     nodes: dict[int, int] = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
         number = int(path.parent.name.removeprefix("node"))
@@ -64,7 +65,7 @@ def _siblings(cpu: int, root: Path) -> tuple[int, ...]:
         return (cpu,)
 
 
-def cores(cpus: Iterable[int], root: Path = ROOT) -> list[Core]:
+def cores_of(cpus: Iterable[int], root: Path = ROOT) -> list[Core]:
     """The cores of these CPUs, node by node; a core lists only CPUs that are given."""
     nodes = node_of_cpus(root)
     by_siblings: dict[tuple[int, ...], list[int]] = {}
@@ -89,8 +90,9 @@ def _ranks_per_node(sizes: list[int], ranks: int) -> list[int]:
     return counts
 
 
-def split_cores(available: list[Core], ranks: int) -> list[CoreSet]:
-    """Whole cores if there are enough, else CPUs; empty if there are fewer CPUs than ranks.
+def split_cores(available: list[Core], ranks: int) -> list[RankCpus]:
+    """The CPUs of each rank: whole cores if there are enough, else CPUs; empty if there are fewer
+    CPUs than ranks.
 
     No set spans two nodes, unless there are fewer ranks than nodes: then a set is several nodes.
     """
@@ -107,4 +109,4 @@ def split_cores(available: list[Core], ranks: int) -> list[CoreSet]:
         parts = [
             part for node, count in zip(nodes, counts, strict=True) for part in _split(node, count)
         ]
-    return [CoreSet([cpu for core in part for cpu in core.cpus], len(part)) for part in parts]
+    return [RankCpus([cpu for core in part for cpu in core.cpus], len(part)) for part in parts]

@@ -89,8 +89,8 @@ class RankProcess:
         self.stderr = LineReader(self._process.stderr.fileno())
 
     def exit_code(self) -> int:
-        """Of a process that has ended; negative: the signal that killed it. Does not reap the
-        process: its pid, which is also its process group's, must not be reused yet."""
+        """The exit code of a process that has ended; negative: the signal that killed it. Does not
+        reap the process: its pid, which is also its process group's, must not be reused yet."""
         result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert result is not None
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status

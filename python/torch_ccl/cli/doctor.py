@@ -9,7 +9,7 @@ COLORS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem": t
 
 
 def print_findings(rows: list[dict[str, Any]]) -> None:
-    """One line each."""
+    """Print one line for each finding."""
     width = max(len(row["check"]) for row in rows)
     for row in rows:
         level = typer.style(f"{row['level']:<7}", fg=COLORS[row["level"]])

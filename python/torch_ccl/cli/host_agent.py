@@ -61,7 +61,7 @@ class HostAgent:
         self.is_local = is_this_host(host)
         self.running = set(ranks)
         self.hello: dict[str, Any] = {}
-        self.master: str | None = None
+        self.store_address: str | None = None  # at which this host reaches the store on rank 0
         self.decoder = FrameDecoder()
         self._rsh = rsh
         self.errors = b""  # stderr of ssh or the agent that has not been written yet

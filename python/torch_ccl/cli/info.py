@@ -110,7 +110,7 @@ def processor_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("sockets", str(facts["sockets"])),
         ("NUMA nodes", f"{len(facts['numa_nodes'])} ({nodes})" if nodes else "not known"),
-        ("cores, threads", f"{facts['cores']}, {facts['threads']}"),
+        ("cores, CPUs", f"{facts['cores']}, {facts['cpus']}"),
         (
             "this process",
             f"may use CPUs {facts['usable_cpus']}, {facts['usable_cores']} cores",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_ccl.agent.cores import ROOT, cores, format_cpu_list, node_of_cpus, parse_cpu_list
+from torch_ccl.agent.cores import ROOT, cores_of, format_cpu_list, node_of_cpus, parse_cpu_list
 
 #: Instruction sets of the reduction kernels and the CPU flags they need: src/kernels/variants.cc.
 INSTRUCTION_SETS: dict[str, set[str]] = {
@@ -21,14 +21,14 @@ INSTRUCTION_SETS: dict[str, set[str]] = {
 
 
 def text_of(path: Path) -> str:
-    """Empty if there is no such file."""
+    """The content of a file; empty if there is no such file."""
     try:
         return path.read_text().strip()
     except OSError:
         return ""
 
 
-# ---- cores
+# ---- CPUs and cores
 
 
 def online_cpus(root: Path = ROOT) -> list[int]:
@@ -45,10 +45,10 @@ def topology(allowed: list[int], root: Path = ROOT) -> dict[str, Any]:
     return {
         "sockets": len(packages),
         "numa_nodes": {node: format_cpu_list(cpus) for node, cpus in sorted(nodes.items())},
-        "cores": len(cores(online, root)),
-        "threads": len(online),
+        "cores": len(cores_of(online, root)),
+        "cpus": len(online),
         "usable_cpus": format_cpu_list(allowed),
-        "usable_cores": len(cores(allowed, root)),
+        "usable_cores": len(cores_of(allowed, root)),
     }
 
 
@@ -104,7 +104,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _cpusets(root: Path) -> Iterator[list[int]]:
-    """This process's own cgroup first."""
+    """The cpusets of this process's cgroup and its ancestors, its own first."""
     for directory in _directories("cpuset", root):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             if text := text_of(directory / name):

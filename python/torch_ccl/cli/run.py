@@ -72,7 +72,7 @@ def rank_command(command: list[str], module: bool, python: bool) -> list[str]:
 
 
 def parse_variables(words: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Of --env NAME or --env NAME=VALUE."""
+    """The variables of --env NAME and --env NAME=VALUE."""
     variables = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -106,7 +106,7 @@ class Runner:
             self._selector.register(agent.stdout, read, (self._on_stdout, agent))
             self._selector.register(agent.stderr, read, (self._on_stderr, agent))
         self._wait_until(lambda agent: agent.hello)
-        self._find_master()
+        self._find_store_address()
         for agent in self._agents:
             self._start_ranks(agent)
 
@@ -121,10 +121,10 @@ class Runner:
                 raise StartError(reason + agent.advice)
             self._step()
 
-    def _find_master(self) -> None:
+    def _find_store_address(self) -> None:
         """Find an address of the first host, where rank 0 is, that each host can reach."""
         first, *others = self._agents
-        first.master = launchers.LOOPBACK
+        first.store_address = launchers.LOOPBACK
         if not others:
             return
         candidates = self._candidate_addresses(first)
@@ -137,15 +137,15 @@ class Runner:
                     "within_s": FIND_TIMEOUT_S,
                 }
             )
-        self._wait_until(lambda agent: agent.master is not None)
+        self._wait_until(lambda agent: agent.store_address is not None)
         for agent in others:
-            if not agent.master:
+            if not agent.store_address:
                 raise StartError(
                     f"host {agent.host} cannot reach host {first.host}, where rank 0 is, at "
                     f"{', '.join(candidates) or 'any address'}: name it in --hosts by an address "
                     "that all hosts can reach"
                 )
-        first.master = others[0].master
+        first.store_address = others[0].store_address
 
     @staticmethod
     def _candidate_addresses(agent: HostAgent) -> list[str]:
@@ -160,7 +160,7 @@ class Runner:
             "PYTHONUNBUFFERED": "1",
             "WORLD_SIZE": str(self._job.size),
             "LOCAL_WORLD_SIZE": str(len(agent.ranks)),
-            "MASTER_ADDR": agent.master,
+            "MASTER_ADDR": agent.store_address,
             "MASTER_PORT": str(self._agents[0].hello["port"]),
         }
         own = self._job.environment if agent.is_local else self._job.remote_environment
@@ -208,7 +208,7 @@ class Runner:
             self._on_disconnected(agent)
 
     def _on_stderr(self, agent: HostAgent, data: bytes) -> None:
-        """Held back until the agent has answered: it may be the reason why it does not."""
+        """Hold stderr back until the agent has answered: it may say why the agent does not."""
         agent.errors += data
         lines, newline, rest = agent.errors.rpartition(b"\n")
         if agent.hello and newline:
@@ -220,7 +220,7 @@ class Runner:
             agent.hello = message
             self._on_stderr(agent, b"")  # write what was held back
         elif "found" in message:
-            agent.master = message["found"]
+            agent.store_address = message["found"]
         elif "note" in message:
             self._output.write_line(f"host {agent.name}: {message['note']}")
         elif "started" in message:
@@ -238,7 +238,7 @@ class Runner:
             self._stop_within(FAILURE_GRACE_S)
 
     def _on_disconnected(self, agent: HostAgent) -> None:
-        """Expected once all of its ranks have ended; otherwise the host is lost."""
+        """An agent disconnects once all of its ranks have ended; otherwise the host is lost."""
         if not agent.hello:
             reason = agent.last_error_line(LAST_ERROR_S) or "no answer"
             raise StartError(f"host {agent.host} cannot be reached: {reason}{agent.advice}")

@@ -1,4 +1,4 @@
-"""A simulated accelerator for tests: device "standin", with asynchronous streams.
+"""The stand-in accelerator of the tests: device "standin", with asynchronous streams.
 
 PyTorch loads it at `import torch`, as torch.standin. It computes on the CPU in host memory, but
 with a delay: a program without the necessary waits reads wrong values. set_delay_ms() sets the

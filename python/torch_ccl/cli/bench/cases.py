@@ -32,7 +32,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Without the size."""
+        """The case without its size."""
         dtype = "" if self.op == "barrier" else f", {self.dtype}"
         return f"{self.op}{dtype}, {self.ranks} ranks"
 

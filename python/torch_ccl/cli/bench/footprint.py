@@ -79,12 +79,12 @@ def waiting(_alternations: int, step: Step, wait_s: float = WAIT_S) -> list[Figu
             name = f"waiting {wait_s:g} s in {op}"
             with step(name):
                 percent = ranks.request((op, wait_s))[0]
-            figures.append(Figure(name, Summary.of([percent]), "% of a core", Goal("<", 2)))
+            figures.append(Figure(name, Summary.of([percent]), "% of a CPU", Goal("<", 2)))
     return figures
 
 
 def growth_mib(before: list[dict[str, int]], after: list[dict[str, int]]) -> dict[str, float]:
-    """By kind of memory, of the rank that grew most: a goal per rank holds for each."""
+    """The growth of the rank that grew most, by kind of memory: a goal per rank holds for each."""
     return {
         kind: max((a[kind] - b[kind]) / 1024 for a, b in zip(after, before, strict=True))
         for kind in after[0]
@@ -119,7 +119,7 @@ def memory(_alternations: int, step: Step, size: int = 8) -> list[Figure]:
 
 
 def start_ms(size: int, backend: str) -> float:
-    """From the first rank's init_process_group to the end of the last rank's barrier."""
+    """The time from the first rank's init_process_group to the end of the last rank's barrier."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with start_ranks(size, StartHandler, store.port) as ranks:
         starts, ends = zip(*ranks.request(backend), strict=True)
@@ -152,4 +152,4 @@ def bench_footprint(alternations: int, goals: bool, json_file: Path | None) -> N
     print_figures("footprint", figures, load, goals)
     if json_file:
         rows = [figure.as_json(goals) for figure in figures]
-        write_json(json_file, rows, alternations=alternations, cores_busy_elsewhere=load.cores())
+        write_json(json_file, rows, alternations=alternations, cpus_busy_elsewhere=load.cpus())

@@ -13,16 +13,16 @@ from torch.distributed import TCPStore
 
 from torch_ccl.cli.bench.cases import goal_cases
 from torch_ccl.cli.bench.operations import OPERATIONS, Arguments
-from torch_ccl.cli.bench.ranks import RankProcess
+from torch_ccl.cli.bench.ranks import BenchProcess
 
 TIMEOUT = timedelta(seconds=120)
 
 
 class WaitHandler:
     """Request: (operation, seconds). Rank 1 calls the operation that much later than rank 0.
-    Reply: the CPU time of all threads during the call, in % of a core."""
+    Reply: the CPU time of all threads during the call, in % of a CPU."""
 
-    def __init__(self, process: RankProcess, backend: str):
+    def __init__(self, process: BenchProcess, backend: str):
         process.init_process_group(backend)
         self._rank = process.rank
 
@@ -61,7 +61,7 @@ class MemoryHandler:
     all ranks must have finished a step before one of them reads.
     """
 
-    def __init__(self, process: RankProcess, backend: str):
+    def __init__(self, process: BenchProcess, backend: str):
         self._process = process
         self._backend = backend
 
@@ -93,7 +93,7 @@ class StartHandler:
     """Request: a backend. Reply: the times at which init_process_group was called and at which the
     first barrier returned."""
 
-    def __init__(self, process: RankProcess, port: int):
+    def __init__(self, process: BenchProcess, port: int):
         torch.set_num_threads(1)
         self._process = process
         self._store = TCPStore("127.0.0.1", port, timeout=TIMEOUT)

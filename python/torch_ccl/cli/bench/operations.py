@@ -140,7 +140,8 @@ def all_to_all(a: Arguments) -> Operation:
 
 
 def ping_pong(a: Arguments) -> Operation:
-    """Rank 0 to rank 1 and back; half of the time is one message. Other ranks do nothing."""
+    """Rank 0 sends to rank 1, which sends back; half of the time is one message. Other ranks do
+    nothing."""
     x = a.tensor(a.count)
     elements = Elements(x)
 

@@ -106,7 +106,7 @@ def display_name(backend: str) -> str:
 
 
 def draw_backend(axes: "Axes", results: list[CaseResult], backend: str, color: str) -> None:
-    """Line, band of the quartiles, and the backend's name at the last point."""
+    """Draws the line, the band of the quartiles, and the backend's name at the last point."""
     positions = range(len(results))
     times = [result.times[backend].us for result in results]
     lows, highs = [us.low for us in times], [us.high for us in times]
@@ -129,7 +129,7 @@ def ratio_text(ratio: float) -> str:
 
 
 def draw_ratio(axes: "Axes", position: int, times: list[BackendTimes], theme: Theme) -> None:
-    """Between the points of the first two backends; above them if they are close."""
+    """Writes the ratio between the points of the first two backends, or above them if close."""
     first, second = times[:2]
     assert second.ratio is not None
     low, high = sorted((first.us.median, second.us.median))

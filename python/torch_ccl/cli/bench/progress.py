@@ -9,7 +9,7 @@ Step = Callable[[str], AbstractContextManager[None]]
 
 @contextmanager
 def progress_bar(steps: int) -> Iterator[Step]:
-    """On stderr, and only on a terminal."""
+    """Shows progress on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -30,7 +30,7 @@ Handler = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class RankProcess:
+class BenchProcess:
     """What a handler knows of its process."""
 
     rank: int
@@ -59,15 +59,13 @@ class Failure(str):
     """The reply of a rank that raised: its traceback."""
 
 
-def _process_main(
-    handler: Callable[..., Handler], process: RankProcess, args: tuple[Any, ...], pipe: Connection
-) -> None:
-    """Answers requests until it receives None."""
+def answer_requests(pipe: Connection, make_handler: Callable[[], Handler]) -> None:
+    """Sends "ready" once the handler is made, then its reply to every request, until the request
+    is None. Sends a Failure and exits if the handler raises."""
     faulthandler.dump_traceback_later(REQUEST_TIMEOUT_S, exit=True)
     warnings.simplefilter("ignore", FutureWarning)  # torch deprecates calls that we time
-    os.setsid()  # as torchrun does; the scheduler groups processes by session
     try:
-        handle = handler(process, *args)
+        handle = make_handler()
         pipe.send("ready")
         while (request := pipe.recv()) is not None:
             faulthandler.dump_traceback_later(REQUEST_TIMEOUT_S, exit=True)
@@ -81,6 +79,13 @@ def _process_main(
         dist.destroy_process_group()
 
 
+def _process_main(
+    handler: Callable[..., Handler], process: BenchProcess, args: tuple[Any, ...], pipe: Connection
+) -> None:
+    os.setsid()  # as torchrun does; the scheduler groups processes by session
+    answer_requests(pipe, lambda: handler(process, *args))
+
+
 def _receive(pipe: Connection, rank: int) -> Any:
     try:
         reply = pipe.recv()
@@ -91,7 +96,7 @@ def _receive(pipe: Connection, rank: int) -> Any:
     return reply
 
 
-class Ranks:
+class RankConnections:
     """A connection to each rank, in the order of the ranks."""
 
     def __init__(self, pipes: list[Connection]):
@@ -120,7 +125,9 @@ class Ranks:
 
 
 @contextmanager
-def start_ranks(size: int, handler: Callable[..., Handler], *args: Any) -> Iterator[Ranks]:
+def start_ranks(
+    size: int, handler: Callable[..., Handler], *args: Any
+) -> Iterator[RankConnections]:
     # On some CPUs torch's bfloat16 matrix product is wrong or missing beyond this instruction set.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     context = multiprocessing.get_context(START_METHOD)
@@ -130,7 +137,7 @@ def start_ranks(size: int, handler: Callable[..., Handler], *args: Any) -> Itera
         try:
             for rank in range(size):
                 ours, theirs = context.Pipe()
-                process = RankProcess(rank, size, str(Path(directory) / "store"))
+                process = BenchProcess(rank, size, str(Path(directory) / "store"))
                 child = context.Process(  # type: ignore[attr-defined]
                     target=_process_main, args=(handler, process, args, theirs), daemon=True
                 )
@@ -138,7 +145,7 @@ def start_ranks(size: int, handler: Callable[..., Handler], *args: Any) -> Itera
                 theirs.close()
                 started.append(child)
                 pipes.append(ours)
-            ranks = Ranks(pipes)
+            ranks = RankConnections(pipes)
             ranks.replies()  # "ready"
             yield ranks
             ranks.stop()

@@ -66,7 +66,7 @@ class Figure:
 
 
 class BackgroundLoad:
-    """Cores that other programs use during the measurement: their load distorts the figures."""
+    """CPUs that other programs use during the measurement: their load distorts the figures."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -81,12 +81,12 @@ class BackgroundLoad:
         usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         return machine_s - sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
-    def cores(self) -> float:
+    def cpus(self) -> float:
         elapsed_s = time.monotonic() - self._start
         return max(0.0, (self._other_cpu_s() - self._start_cpu_s) / elapsed_s)
 
     def __str__(self) -> str:
-        return f"load of other programs: {self.cores():.2f} cores"
+        return f"load of other programs: {self.cpus():.2f} CPUs"
 
 
 def print_figures(title: str, figures: list[Figure], load: BackgroundLoad, goals: bool) -> None:
@@ -99,7 +99,7 @@ def print_figures(title: str, figures: list[Figure], load: BackgroundLoad, goals
 
 
 def commit() -> str:
-    """Of the working directory, if it is a git checkout."""
+    """The commit of the working directory, if it is a git checkout."""
     command = ["git", "describe", "--always", "--dirty"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"

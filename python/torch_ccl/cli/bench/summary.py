@@ -40,7 +40,7 @@ def digits_after_point(value: float) -> int:
 
 
 def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
-    """Of measurements taken alternately: the n-th of one by the n-th of the other."""
+    """Ratios of measurements taken alternately: the n-th of one by the n-th of the other."""
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch_ccl.cli.bench.cases import Case
-from torch_ccl.cli.bench.ranks import RankProcess, Ranks, start_ranks
+from torch_ccl.cli.bench.ranks import BenchProcess, RankConnections, start_ranks
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -41,7 +41,7 @@ def time_case(case: Case, backend: str, group: "dist.ProcessGroup", rank: int) -
 class TimingHandler:
     """Times a case on one of several backends."""
 
-    def __init__(self, process: RankProcess, backends: list[str]):
+    def __init__(self, process: BenchProcess, backends: list[str]):
         import torch.distributed as dist
 
         if "fake" in backends:
@@ -60,7 +60,7 @@ class TimingHandler:
 class TimingRanks:
     """Ranks whose handler is a TimingHandler."""
 
-    def __init__(self, ranks: Ranks):
+    def __init__(self, ranks: RankConnections):
         self._ranks = ranks
 
     def time(self, case: Case, backend: str) -> list[float]:

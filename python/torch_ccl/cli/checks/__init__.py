@@ -6,7 +6,7 @@ that is not ok, what to do.
 
 from collections.abc import Callable
 
-from torch_ccl.cli.checks.cpus import check_cores, check_threads, check_workers
+from torch_ccl.cli.checks.cpus import check_cpus, check_threads, check_workers
 from torch_ccl.cli.checks.environment import (
     check_master,
     check_rank_variables,
@@ -35,7 +35,7 @@ CHECKS: tuple[tuple[str, Callable[[Machine], Finding]], ...] = (
     ("ptrace", check_ptrace),
     ("memory", check_memory),
     ("address space", check_address_space),
-    ("cores", check_cores),
+    ("CPUs", check_cpus),
     ("threads", check_threads),
     ("workers", check_workers),
     ("libfabric", check_libfabric),

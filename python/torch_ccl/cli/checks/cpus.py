@@ -1,13 +1,13 @@
-"""Checks of cores, threads and the library's worker threads."""
+"""Checks of CPUs, threads and the library's worker threads."""
 
 import re
 
-from torch_ccl.agent.cores import cores, format_cpu_list, parse_cpu_list
+from torch_ccl.agent.cores import cores_of, format_cpu_list, parse_cpu_list
 from torch_ccl.cli.checks.finding import OK, PROBLEM, WARNING, Finding, Machine
 from torch_ccl.cli.machine import limits
 
 
-def check_cores(machine: Machine) -> Finding:
+def check_cpus(machine: Machine) -> Finding:
     allowed, online = len(machine.allowed), len(machine.online())
     found = f"{allowed} of {online} CPUs ({format_cpu_list(machine.allowed)})"
     quota = limits(machine.root).cpus
@@ -24,11 +24,11 @@ def check_cores(machine: Machine) -> Finding:
 def check_threads(machine: Machine) -> Finding:
     ranks = machine.local_ranks
     text = machine.environment.get("OMP_NUM_THREADS", "").split(",")[0]
-    own = len(cores(machine.allowed, machine.root))
+    own = len(cores_of(machine.allowed, machine.root))
     threads = int(text) if text.isdecimal() else own
     setting = f"OMP_NUM_THREADS={text}" if text else "OMP_NUM_THREADS is not set"
     found = f"{setting}: {ranks} rank{'s' * (ranks > 1)} with {threads} threads"
-    available = len(cores(limits(machine.root).cpuset or machine.online(), machine.root))
+    available = len(cores_of(limits(machine.root).cpuset or machine.online(), machine.root))
     if threads > own:
         return Finding(WARNING, f"{found} on {own} cores", f"set OMP_NUM_THREADS to {own}")
     if ranks * threads > available:
@@ -42,7 +42,8 @@ def check_threads(machine: Machine) -> Finding:
 
 
 def _pin_domains(text: str) -> list[set[int]]:
-    """Of I_MPI_PIN_DOMAIN as a list of masks, [0xf,0xf0]; other forms do not name cores."""
+    """The CPUs of each mask if I_MPI_PIN_DOMAIN is a list of masks, [0xf,0xf0]; other forms do not
+    name CPUs."""
     match = re.fullmatch(r"\[\s*((?:0x)?[0-9a-fA-F]+(?:\s*,\s*(?:0x)?[0-9a-fA-F]+)*)\s*\]", text)
     masks = [int(mask, 16) for mask in match[1].split(",")] if match else []
     return [{cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1} for mask in masks]
@@ -54,13 +55,13 @@ def _worker_conflict(count: str, listed: list[int], machine: Machine) -> str:
     # Outside of a job the number of ranks is not known.
     if machine.rank_info and listed and count.isdecimal() and len(listed) != int(count) * ranks:
         needed = int(count) * ranks
-        return f"{count} workers on each of {ranks} ranks need {needed} cores, not {len(listed)}"
+        return f"{count} workers on each of {ranks} ranks need {needed} CPUs, not {len(listed)}"
     if listed and len(listed) % ranks:
-        return f"{len(listed)} cores cannot be divided among {ranks} ranks"
+        return f"{len(listed)} CPUs cannot be divided among {ranks} ranks"
     if missing := sorted(set(listed) - set(machine.online())):
-        return f"there is no core {format_cpu_list(missing)}"
+        return f"there is no CPU {format_cpu_list(missing)}"
     if not listed and count.isdecimal() and int(count) > own:
-        return f"{count} workers on {own} cores compete with each other"
+        return f"{count} workers on {own} CPUs compete with each other"
     return ""
 
 
@@ -77,7 +78,7 @@ def _domain_conflict(listed: list[int], machine: Machine) -> str:
         for other, domain in enumerate(domains):
             if other != rank and own & domain:
                 shared = format_cpu_list(own & domain)
-                return f"workers of rank {rank} are on core {shared}, which rank {other} uses"
+                return f"workers of rank {rank} are on CPU {shared}, which rank {other} uses"
     return ""
 
 
@@ -88,14 +89,14 @@ def check_workers(machine: Machine) -> Finding:
     try:
         listed = [] if affinity == "auto" else parse_cpu_list(affinity)
     except ValueError:
-        return Finding(PROBLEM, found, "set CCL_WORKER_AFFINITY to auto or cores: 0,1,28-31")
+        return Finding(PROBLEM, found, "set CCL_WORKER_AFFINITY to auto or CPUs: 0,1,28-31")
     if reason := _worker_conflict(count, listed, machine):
         advice = (
-            "list CCL_WORKER_COUNT cores for each rank of this host in CCL_WORKER_AFFINITY, "
+            "list CCL_WORKER_COUNT CPUs for each rank of this host in CCL_WORKER_AFFINITY, "
             "or unset both; torch-ccl info shows them"
         )
         return Finding(WARNING, f"{found}: {reason}", advice)
     if reason := _domain_conflict(listed, machine):
-        advice = "give each rank one mask, and its workers no core in the mask of another"
+        advice = "give each rank one mask, and its workers no CPU in the mask of another"
         return Finding(WARNING, f"{found}: {reason}", advice)
     return Finding(OK, found)

@@ -58,7 +58,7 @@ class Machine:
 
     @property
     def local_ranks(self) -> int:
-        """1 if no launcher tells the number."""
+        """The number of ranks on this host; 1 if no launcher sets it."""
         return (self.rank_info.local_size or 1) if self.rank_info else 1
 
     @property

@@ -26,7 +26,7 @@ GOAL = Goal("<=", 1.05)  # ccl's time divided by that of the fastest MPI library
 
 
 @dataclass(frozen=True)
-class CaseResult:
+class PeerCaseResult:
     case: Case
     us: dict[str, Summary]  # by library
     fastest_peer: str
@@ -48,16 +48,16 @@ class CaseResult:
         return result | ({"reached": self.reached} if goals else {})
 
 
-def summarize(case: Case, medians_us: dict[str, list[float]]) -> CaseResult:
+def summarize(case: Case, medians_us: dict[str, list[float]]) -> PeerCaseResult:
     us = {name: Summary.of(medians) for name, medians in medians_us.items()}
     fastest = min((name for name in us if name != OURS), key=lambda name: us[name].median)
     ratio = Summary.of(ratios(medians_us[OURS], medians_us[fastest]))
-    return CaseResult(case, us, fastest, ratio)
+    return PeerCaseResult(case, us, fastest, ratio)
 
 
 def measure(
     libraries: list[Library], cases: list[Case], alternations: int, step: Step
-) -> list[CaseResult]:
+) -> list[PeerCaseResult]:
     """Cases of one operation and number of ranks: one run of each library measures them all."""
     medians: dict[Case, dict[str, list[float]]] = {
         case: {library.name: [] for library in libraries} for case in cases
@@ -70,21 +70,21 @@ def measure(
     return [summarize(case, medians[case]) for case in cases]
 
 
-def table_row(result: CaseResult, goals: bool) -> list[str]:
+def table_row(result: PeerCaseResult, goals: bool) -> list[str]:
     cells = [size_text(result.case.bytes)]
     cells += [time_summary_text(us) for us in result.us.values()]
     cells.append(f"{result.ratio.text()} {result.fastest_peer}")
     return [*cells, *([("reached" if result.reached else "MISSED")] if goals else [])]
 
 
-def print_goals(results: list[CaseResult]) -> None:
+def print_goals(results: list[PeerCaseResult]) -> None:
     missed = [result for result in results if not result.reached]
     for result in missed:
         print(f"MISSED {result.case}: {result.ratio.text()} times {result.fastest_peer}")
     print(f"{len(results) - len(missed)} of {len(results)} cases at or below {GOAL.bound}")
 
 
-def print_results(results: list[CaseResult], names: list[str], goals: bool) -> None:
+def print_results(results: list[PeerCaseResult], names: list[str], goals: bool) -> None:
     columns = ["size", *names, f"{OURS} / fastest peer", *([f"goal {GOAL}"] if goals else [])]
     for title, group in groupby(results, lambda result: result.case.title):
         rows = [table_row(result, goals) for result in group]
@@ -104,7 +104,7 @@ def bench_peers(
     """Builds the libraries' programs, runs them alternately and prints the result."""
     directory = directory.resolve()
     groups = [list(group) for _, group in groupby(cases, lambda case: (case.op, case.ranks))]
-    results: list[CaseResult] = []
+    results: list[PeerCaseResult] = []
     with progress_bar((1 + len(names)) * (1 + len(groups) * alternations)) as step:
         with step(f"compiling {OURS}"):
             libraries = [build_ours(directory)]

@@ -61,6 +61,6 @@ def bench_programs(
             json_file,
             [result_json(result) for result in results],
             alternations=alternations,
-            cores_busy_elsewhere=load.cores(),
+            cpus_busy_elsewhere=load.cpus(),
             ratios=[figure.as_json(goals) for figure in figures],
         )

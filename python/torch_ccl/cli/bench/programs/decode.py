@@ -25,7 +25,7 @@ from torch_ccl.cli.bench.programs.variants import (
     summarize,
 )
 from torch_ccl.cli.bench.progress import Step
-from torch_ccl.cli.bench.ranks import RankProcess, Ranks
+from torch_ccl.cli.bench.ranks import BenchProcess, RankConnections
 from torch_ccl.cli.bench.report import Goal
 
 SHAPES = [Shape(hidden, dtype) for hidden in (512, 1024) for dtype in ("float32", "bfloat16")]
@@ -38,7 +38,7 @@ Reply = tuple[float, bytes]  # seconds, and the output as a file of torch.save()
 class DecodeHandler:
     """Request: a Shape (builds the models), or (model, threads) (decodes)."""
 
-    def __init__(self, process: RankProcess, backend: str | None):
+    def __init__(self, process: BenchProcess, backend: str | None):
         self._process, self._backend = process, backend
         self._models: dict[str, Decoder] = {}
         if backend:
@@ -80,7 +80,7 @@ def check_outputs(variant: str, shape: Shape, outputs: list[bytes], expected: by
             )
 
 
-def measure_once(ranks: dict[str, Ranks], shape: Shape) -> dict[str, float]:
+def measure_once(ranks: dict[str, RankConnections], shape: Shape) -> dict[str, float]:
     """Tokens per second of each variant."""
     variants = [(name, ONE_PROCESS, "full", threads) for name, threads in THREADS.items()]
     variants += [(NO_COMMUNICATION, "ccl", NO_COMMUNICATION, 1)]

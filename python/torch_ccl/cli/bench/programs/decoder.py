@@ -135,7 +135,7 @@ def all_reduce(x: torch.Tensor) -> torch.Tensor:
 def shard_explicitly(
     full: Decoder, rank: int, size: int, reduce: Reduction = all_reduce
 ) -> Decoder:
-    """As Megatron-LM does, with two all-reduces in each layer."""
+    """Shards as Megatron-LM does, with two all-reduces in each layer."""
     model = Decoder(full.shape, size, reduce if full.shape.with_reductions else identity)
     with torch.no_grad():
         for block, source in zip(model.blocks, full.blocks, strict=True):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_ccl.cli.bench.ranks import RankProcess
+from torch_ccl.cli.bench.ranks import BenchProcess
 
 WARM_UP = 2
 
@@ -55,9 +55,9 @@ def parallelize(model: nn.Sequential, parallelism: str) -> nn.Module:
 
 
 class TrainHandler:
-    """With a backend: one rank with its shard of the batch. Without: the whole batch."""
+    """Trains one rank on its shard of the batch; without a backend, one process on all of it."""
 
-    def __init__(self, process: RankProcess, task: Task, backend: str | None):
+    def __init__(self, process: BenchProcess, task: Task, backend: str | None):
         torch.manual_seed(0)
         self._steps = task.steps
         blocks = (Block(task.width, task.expansion) for _ in range(task.layers))

@@ -13,7 +13,7 @@ from torch_ccl.cli.bench.programs.variants import (
     summarize,
 )
 from torch_ccl.cli.bench.progress import Step
-from torch_ccl.cli.bench.ranks import Ranks
+from torch_ccl.cli.bench.ranks import RankConnections
 from torch_ccl.cli.bench.report import Goal
 
 #: 25 million parameters: the all-reduce of the gradients takes longer than their computation.
@@ -31,7 +31,7 @@ def check_losses(variant: str, losses: list[float], expected: list[float]) -> No
             raise AssertionError(f"{variant}: loss {loss} of step {step} is not {right}")
 
 
-def measure_once(task: Task, ranks: dict[str, Ranks]) -> dict[str, float]:
+def measure_once(task: Task, ranks: dict[str, RankConnections]) -> dict[str, float]:
     """Steps per second of each variant."""
     variants = [(name, ONE_PROCESS, threads) for name, threads in THREADS.items()]
     variants += [(backend, backend, 1) for backend in BACKENDS]

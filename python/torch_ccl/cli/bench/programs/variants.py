@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_ccl.cli.bench.progress import Step
-from torch_ccl.cli.bench.ranks import Handler, Ranks, start_ranks
+from torch_ccl.cli.bench.ranks import Handler, RankConnections, start_ranks
 from torch_ccl.cli.bench.report import Figure, Goal
 from torch_ccl.cli.bench.summary import Summary, ratios
 
@@ -28,7 +28,7 @@ class ProgramResult:
 
 def start_variants(
     stack: ExitStack, handler: Callable[..., Handler], *args: Any
-) -> dict[str, Ranks]:
+) -> dict[str, RankConnections]:
     """Two ranks on each backend, and one process without a backend."""
     ranks = {
         backend: stack.enter_context(start_ranks(2, handler, *args, backend))

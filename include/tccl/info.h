@@ -41,6 +41,9 @@ struct Info {
 /// Reads the environment. Throws Error{invalid_argument} if a setting is invalid.
 TCCL_API Info info();
 
+/// Every setting with its value as written, valid or not.
+TCCL_API std::vector<SettingValue> setting_values();
+
 /// Addresses by which other hosts can reach this one, best first; CCL_SOCKET_IFNAME filters them.
 TCCL_API std::vector<std::string> addresses_of_this_host();
 

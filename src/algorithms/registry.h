@@ -2,7 +2,8 @@
 // it is chosen by default; planner/ applies the rules and the settings that override them.
 //
 // To add an all-gather "ring": write allgather_ring.cc, declare its function here, add a row to
-// registry.cc. Tests, docs and CCL_ALLGATHER=ring read the table.
+// registry.cc. Tests, docs and CCL_ALLGATHER=ring read the table. A row without rules runs only if
+// a setting names it: compare it by settings first, then give it rules.
 //
 // Thread safety: the table is constant.
 #pragma once
@@ -24,17 +25,14 @@ struct DefaultRule {
   int from_ranks = 1;
   bool float8_only = false;
 };
-inline constexpr DefaultRule kAlways[] = {{}};
-
 struct Algorithm {
   Op op;
   const char* name;
   const char* doc;
   void (*run)(Board&, const CollectiveTask&);  // for groups on one host; or
   void (*run_over_hosts)(Board&, NetworkChannel&, const CollectiveTask&) = nullptr;
-  /// Of the rows of one operation whose rules apply, the last row is the default. Without rules an
-  /// algorithm runs only if a setting names it.
-  std::span<const DefaultRule> rules = kAlways;
+  /// Of the rows of one operation whose rules apply, the last row is the default.
+  std::span<const DefaultRule> rules = {};
 };
 
 std::span<const Algorithm> algorithms();

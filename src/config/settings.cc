@@ -224,6 +224,11 @@ bool is_known(std::string_view name) {
          std::ranges::find(kPackageVariables, name) != std::end(kPackageVariables);
 }
 
+void parse_from_environment(const SettingRow& row, Settings& settings) {
+  const char* text = std::getenv(row.name);
+  parse_row(row, settings, text != nullptr ? text : row.default_value);
+}
+
 /// Levenshtein distance: how many characters must be changed, added or removed.
 std::size_t edit_distance(std::string_view from, std::string_view to) {
   std::vector<std::size_t> row(to.size() + 1);
@@ -266,10 +271,14 @@ std::span<const std::string_view> package_variables() { return kPackageVariables
 
 Settings parse_environment() {
   Settings settings;
-  for (const SettingRow& row : kRows) {
-    const char* text = std::getenv(row.name);
-    parse_row(row, settings, text != nullptr ? text : row.default_value);
-  }
+  for (const SettingRow& row : kRows) parse_from_environment(row, settings);
+  return settings;
+}
+
+Settings parse_setting(std::string_view name) {
+  Settings settings;
+  for (const SettingRow& row : kRows)
+    if (name == row.name) parse_from_environment(row, settings);
   return settings;
 }
 

@@ -56,7 +56,10 @@ std::span<const std::string_view> package_variables();
 /// Defaults overridden by the environment. A value that cannot be parsed is an error that names it.
 Settings parse_environment();
 
-/// The same, with one warning for each name that starts with CCL_ and is in neither table.
+/// Only this setting; all others have their defaults.
+Settings parse_setting(std::string_view name);
+
+/// parse_environment() with one warning for each name that starts with CCL_ and is in neither table.
 Settings settings_from_environment();
 
 }  // namespace tccl

@@ -14,15 +14,21 @@ Info info() {
   Info info;
   info.kernels = kernels::best_variant().name;
   info.algorithms = AlgorithmSelector(settings).choices();
-  for (const SettingRow& row : setting_rows()) {
-    const char* set = std::getenv(row.name);
-    info.settings.push_back({row.name, set ? set : row.default_value, row.doc, set != nullptr});
-  }
+  info.settings = setting_values();
   return info;
 }
 
+std::vector<SettingValue> setting_values() {
+  std::vector<SettingValue> values;
+  for (const SettingRow& row : setting_rows()) {
+    const char* set = std::getenv(row.name);
+    values.push_back({row.name, set ? set : row.default_value, row.doc, set != nullptr});
+  }
+  return values;
+}
+
 std::vector<std::string> addresses_of_this_host() {
-  return own_addresses(/*store_host=*/"", settings_from_environment().interface_filter).usable;
+  return own_addresses(/*store_host=*/"", parse_setting("CCL_SOCKET_IFNAME").interface_filter).usable;
 }
 
 }  // namespace tccl

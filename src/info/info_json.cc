@@ -1,6 +1,5 @@
 #include "info/info_json.h"
 
-#include <cstdlib>
 #include <exception>
 #include <span>
 #include <string>
@@ -70,13 +69,8 @@ std::string algorithm_json(const AlgorithmChoice& row) {
 }
 
 std::string settings_json() {
-  std::vector<SettingValue> rows;
-  for (const SettingRow& row : setting_rows()) {
-    const char* set = std::getenv(row.name);
-    rows.push_back({row.name, set ? set : row.default_value, row.doc, set != nullptr});
-  }
   const auto name_json = [](std::string_view name) { return to_json(name); };
-  return object({member("settings", array(rows, setting_json)),
+  return object({member("settings", array(setting_values(), setting_json)),
                  member("package_variables", array(package_variables(), name_json))});
 }
 

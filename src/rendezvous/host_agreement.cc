@@ -23,6 +23,11 @@ Status status_of(const Action& action) {
   }
 }
 
+/// A timeout of a rank names ranks, one of the store does not.
+bool is_store_timeout(const Error& error) {
+  return error.code() == Errc::timeout && error.ranks().empty();
+}
+
 }  // namespace
 
 std::string_view name_of(Round round) {
@@ -51,63 +56,40 @@ Status status_of_current_exception(const RendezvousOptions& options) noexcept {
   }
 }
 
-HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& host_map, Hooks hooks)
+HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& host_map,
+                             std::function<void()> check_wait)
     : options_(options),
       host_map_(host_map),
       host_(host_map.host_of(options.rank)),
-      hooks_(std::move(hooks)) {}
+      check_wait_(std::move(check_wait)) {}
 
 StoreClient HostAgreement::client() const {
   return store_client_for(options_, [this] {
-    hooks_.check_wait();
+    check_wait_();
     throw_if_failure_published(store_client_for(options_, {}));
   });
 }
 
-/// The scope in which the other hosts wait for this host's contribution to `round`. If `action`,
-/// which makes the contribution, throws, they get the failure instead.
-template <class Action>
-auto HostAgreement::contributing_to(Round round, const Action& action) {
-  try {
-    try {
-      return action();
-    } catch (const Error& error) {
-      if (error.code() != Errc::timeout || !error.ranks().empty()) throw;
-      throw init_timeout(options_,
-                         formatted("the {} hosts did not complete the exchange of {}; host {} "
-                                   "waited",
-                                   host_map_.hosts(), name_of(round), host_name()),
-                         {options_.rank});
-    }
-  } catch (...) {
-    const Status status = status_of_current_exception(options_);
-    hooks_.on_failure(status);
-    contribute_failure(round, status);
-    throw;
-  }
-}
-
-void HostAgreement::contribute_failure(Round round, const Status& status) noexcept {
-  try {
-    const std::string text(as_bytes(status));
-    if (round == Round::status && host_ == 0)
-      store_broadcast_send(client(), name_of(round), host_map_.hosts(), text);
-    else
-      store_contribute(client(), name_of(round), host_, text);
-  } catch (const std::exception&) {
-    // The store failed: the other hosts fail at the timeout.
-  }
+Error HostAgreement::round_timeout(Round round) const {
+  return init_timeout(options_,
+                      formatted("the {} hosts did not complete the exchange of {}; host {} waited",
+                                host_map_.hosts(), name_of(round), host_name()),
+                      {options_.rank});
 }
 
 /// Runs this host's step, which returns its text. Returns the texts of all hosts, in order; throws
 /// the error of the first host whose step failed.
 std::vector<std::string> HostAgreement::exchange(Round round, FunctionRef<std::string()> step) {
-  std::vector<std::string> texts = contributing_to(round, [&] {
-    std::string own;
-    const Status status = status_of([&] { own = step(); });
-    return store_allgather(client(), name_of(round), host_, host_map_.hosts(),
-                           std::string(as_bytes(status)) + own);
-  });
+  std::string own;
+  const Status status = status_of([&] { own = step(); });
+  std::vector<std::string> texts;
+  try {
+    texts = store_allgather(client(), name_of(round), host_, host_map_.hosts(),
+                            std::string(as_bytes(status)) + own);
+  } catch (const Error& error) {
+    if (!is_store_timeout(error)) throw;
+    throw round_timeout(round);
+  }
   for (std::string& text : texts) {
     std::string_view rest(text);
     throw_if_failed(cut_packet<Status>(rest));
@@ -123,12 +105,10 @@ std::vector<std::string> HostAgreement::exchange(Round round, FunctionRef<std::s
 std::string HostAgreement::agree_on_address() {
   const std::vector<std::string> texts =
       exchange(Round::addresses, [&] { return encoded(options_.offer_addresses()); });
-  return contributing_to(Round::peer_infos, [&] {
-    std::vector<AddressOffer> offers;
-    for (const std::string& text : texts) offers.push_back(decode_offer(text));
-    return choose_address(offers, static_cast<std::size_t>(host_),
-                          [](const std::string& to) { return source_address_to(to); });
-  });
+  std::vector<AddressOffer> offers;
+  for (const std::string& text : texts) offers.push_back(decode_offer(text));
+  return choose_address(offers, static_cast<std::size_t>(host_),
+                        [](const std::string& to) { return source_address_to(to); });
 }
 
 Roster HostAgreement::exchange_peer_infos(FunctionRef<std::vector<LocalPeer>()> gather) {
@@ -141,8 +121,7 @@ Roster HostAgreement::exchange_peer_infos(FunctionRef<std::vector<LocalPeer>()> 
   });
   const auto self = std::ranges::find(roster.local, options_.rank,
                                       [](const LocalPeer& peer) { return peer.peer_info.rank; });
-  roster.all =
-      contributing_to(Round::status, [&] { return decode_peer_infos(texts, self->peer_info); });
+  roster.all = decode_peer_infos(texts, self->peer_info);
   return roster;
 }
 
@@ -169,9 +148,13 @@ std::vector<PeerInfo> HostAgreement::decode_peer_infos(const std::vector<std::st
 }
 
 void HostAgreement::commit(FunctionRef<void()> apply) {
-  const Status common =
-      contributing_to(Round::status, [&] { return agree_on_status(status_of(apply)); });
-  throw_if_failed(common);
+  const Status own = status_of(apply);
+  try {
+    throw_if_failed(agree_on_status(own));
+  } catch (const Error& error) {
+    if (!is_store_timeout(error)) throw;
+    throw round_timeout(Round::status);
+  }
 }
 
 /// The failure of the first host that has one, the same on all hosts.

@@ -1,13 +1,14 @@
 // The agreement between the coordinators of all hosts, in three rounds through the store.
 //
-//   HostAgreement hosts(options, host_map, hooks);
+//   HostAgreement hosts(options, host_map, check_wait);
 //   std::string address = hosts.agree_on_address();                                 // addresses
 //   Roster roster = hosts.exchange_peer_infos([&] { return gather(address); });     // peer infos
 //   hosts.commit([&] { distribute(roster); });                                      // status
 //
 // If the step of one host fails, every host throws that host's error. A host that cannot complete a
-// round (its step is interrupted, the store fails) contributes its failure, so that the others do
-// not wait for it until the timeout. No key is left in the store after a successful commit().
+// round (interrupted, a local rank died) throws; its coordinator then calls try_publish_failure(),
+// which ends the waits of the other hosts, whatever their round. No key is left in the store after
+// a successful commit().
 // Thread safety: one thread.
 #pragma once
 
@@ -28,14 +29,9 @@ std::string_view name_of(Round round);
 
 class HostAgreement {
  public:
-  struct Hooks {
-    /// Called while waiting for other hosts; an exception ends the wait.
-    std::function<void()> check_wait;
-    /// Called before this host contributes its failure to a round: its own ranks learn it first.
-    std::function<void(const Status&)> on_failure;
-  };
-
-  HostAgreement(const RendezvousOptions& options, const HostMap& host_map, Hooks hooks);
+  /// `check_wait` is called while waiting for other hosts; an exception ends the wait.
+  HostAgreement(const RendezvousOptions& options, const HostMap& host_map,
+                std::function<void()> check_wait);
 
   /// Exchanges AddressOffers; returns the address that this host advertises.
   std::string agree_on_address();
@@ -48,9 +44,7 @@ class HostAgreement {
 
  private:
   [[nodiscard]] StoreClient client() const;
-  template <class Action>
-  auto contributing_to(Round round, const Action& action);
-  void contribute_failure(Round round, const Status& status) noexcept;
+  [[nodiscard]] Error round_timeout(Round round) const;
   std::vector<std::string> exchange(Round round, FunctionRef<std::string()> step);
   [[nodiscard]] std::vector<PeerInfo> decode_peer_infos(const std::vector<std::string>& texts,
                                                         const PeerInfo& own) const;
@@ -59,7 +53,7 @@ class HostAgreement {
   const RendezvousOptions& options_;
   const HostMap& host_map_;
   int host_;  // index of this host
-  Hooks hooks_;
+  std::function<void()> check_wait_;
 };
 
 /// The Status of an exception that is being handled: of an Error its own, else "interrupted".

@@ -68,6 +68,14 @@ Error init_timeout(const RendezvousOptions& options, const std::string& text,
       std::move(ranks)};
 }
 
+Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
+                            const Error& reason) {
+  const char* what = reason.code() == Errc::timeout ? "did not complete the rendezvous"
+                                                    : "left before the group was formed";
+  return init_error(options.group, reason.code(),
+                    formatted("{} {}: {}", process, what, reason.what()), {rank});
+}
+
 Error missing_ranks_timeout(const RendezvousOptions& options, std::span<const int> local_waiters) {
   const Participation p = read_participation(options, local_waiters);
   std::vector<int> ranks = p.never_joined;

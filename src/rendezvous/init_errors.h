@@ -19,6 +19,10 @@ Error init_error(const std::string& group, Errc code, const std::string& text,
 Error init_timeout(const RendezvousOptions& options, const std::string& text,
                    std::vector<int> ranks = {});
 
+/// `process` left or did not answer: `reason` is the error of its connection.
+Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
+                            const Error& reason);
+
 /// Reads from the store which ranks joined, and names those that did not, or that joined but do not
 /// wait for the others: `... timed out after 30.0 s: rank 2 (host b, pid 4711) joined but never
 /// completed the rendezvous; ranks 0,1 waited for it`. `local_waiters` are known to wait.

@@ -90,12 +90,11 @@ void LocalClient::join(int memory_fd, int pid_fd) {
         error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
     if (!socket_failed) throw;
     throw_pending_status(socket_.get());
-    const Error reason = init_error(
-        options_->group, error.code(),
-        formatted("rank {} (host {}), the coordinator of its host, left before the group was "
-                  "formed: {}",
-                  coordinator_rank_, host_name(), error.what()),
-        {coordinator_rank_});
+    const Error reason = incomplete_rank_error(
+        *options_,
+        formatted("rank {} (host {}), the coordinator of its host,", coordinator_rank_,
+                  host_name()),
+        coordinator_rank_, error);
     // The other hosts wait for what the coordinator has not published.
     try_publish_failure(*options_, failure_status(reason));
     throw reason;

@@ -162,7 +162,7 @@ void LocalServer::check_connections() const {
     char byte;
     if (connection.authenticated &&
         ::recv(connection.socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
-      throw lost_error(connection, "it closed its connection");
+      throw lost_error(connection, Error(Errc::peer_lost, "it closed its connection"));
   }
 }
 
@@ -173,11 +173,9 @@ std::vector<int> LocalServer::joined_ranks() const {
   return ranks;
 }
 
-Error LocalServer::lost_error(const Connection& connection, const std::string& reason) const {
-  return init_error(
-      options_.group, Errc::peer_lost,
-      formatted("{} left before the group was formed: {}", describe(connection.claimed), reason),
-      {connection.claimed.rank});
+Error LocalServer::lost_error(const Connection& connection, const Error& reason) const {
+  return incomplete_rank_error(options_, describe(connection.claimed), connection.claimed.rank,
+                               reason);
 }
 
 // ---- PeerInfos ----
@@ -191,10 +189,26 @@ std::vector<LocalPeer> LocalServer::gather_peer_infos(const HostMap& host_map,
       send_packet(connection.socket.get(), host_address, options_.deadline);
   self_ = options_.make_peer_info(address);
   self_.host_index = host_map.host_of(self_.rank);
-  while (received_peer_infos() + 1 < host_map.local_size(self_.host_index)) poll(/*other_fd=*/-1);
+  while (received_peer_infos() + 1 < host_map.local_size(self_.host_index)) {
+    if (Clock::now() >= options_.deadline) throw_if_without_peer_info();
+    poll(/*other_fd=*/-1);
+  }
   std::vector<LocalPeer> local = take_local_peers();
   check_hosts(local, host_map, options_);
   return local;
+}
+
+/// Throws the timeout of the ranks that have connected but sent no PeerInfo.
+void LocalServer::throw_if_without_peer_info() const {
+  std::vector<int> ranks;
+  std::string names;
+  for (const Connection& connection : connections_) {
+    if (!connection.authenticated || connection.peer) continue;
+    ranks.push_back(connection.claimed.rank);
+    names += (names.empty() ? "" : ", ") + describe(connection.claimed);
+  }
+  if (!ranks.empty())
+    throw init_timeout(options_, names + " joined but never completed the rendezvous", ranks);
 }
 
 int LocalServer::received_peer_infos() const {
@@ -225,7 +239,7 @@ void LocalServer::receive_peer_info(Connection& connection) {
   } catch (const Error& error) {
     if (error.code() != Errc::peer_lost || !error.ranks().empty()) throw;
     connection.socket.reset();  // check_connections() must not report it once more
-    throw lost_error(connection, error.what());
+    throw lost_error(connection, error);
   }
   peer.peer_info.host_index = self_.host_index;
   check_compatible(options_.group, self_, peer.peer_info);
@@ -254,10 +268,7 @@ void LocalServer::distribute(const Roster& roster, int memory_fd, int pid_fd) {
       send_roster(connection, roster, memory_fd, pid_fd);
     } catch (const Error& error) {
       if (!error.ranks().empty()) throw;  // the rank reported the reason itself
-      throw init_error(options_.group, error.code(),
-                       formatted("{} left before the group was formed: {}",
-                                 describe(connection.claimed), error.what()),
-                       {connection.claimed.rank});
+      throw lost_error(connection, error);
     }
   }
 }
@@ -273,7 +284,6 @@ void LocalServer::send_roster(const Connection& connection, const Roster& roster
 }
 
 void LocalServer::announce(const Status& status) noexcept {
-  if (std::exchange(announced_, true)) return;
   for (const Connection& connection : connections_) {
     if (!connection.authenticated) continue;
     try {

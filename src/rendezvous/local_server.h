@@ -69,14 +69,14 @@ class LocalServer {
   [[nodiscard]] std::vector<LocalPeer> take_local_peers();
   void send_roster(const Connection& connection, const Roster& roster, int memory_fd,
                    int pid_fd) const;
-  [[nodiscard]] Error lost_error(const Connection& connection, const std::string& reason) const;
+  [[nodiscard]] Error lost_error(const Connection& connection, const Error& reason) const;
+  void throw_if_without_peer_info() const;
 
   const RendezvousOptions& options_;
   Fd listener_;
   PeerInfo self_;
   std::vector<Connection> connections_;
   bool warned_ = false;
-  bool announced_ = false;
 };
 
 }  // namespace tccl

@@ -57,9 +57,7 @@ void form_group(const RendezvousOptions& options, LocalServer& server, const Hos
     if (options.check_interrupt) options.check_interrupt();
     server.check_connections();
   };
-  HostAgreement hosts(options, host_map, {.check_wait = poll, .on_failure = [&](const Status& s) {
-                                            server.announce(s);
-                                          }});
+  HostAgreement hosts(options, host_map, poll);
   const std::string address = hosts.agree_on_address();
   const Roster roster =
       hosts.exchange_peer_infos([&] { return server.gather_peer_infos(host_map, address); });
@@ -77,8 +75,8 @@ void coordinate(const RendezvousOptions& options, Fd listener, int memory_fd, in
   } catch (...) {
     const Status status = status_of_current_exception(options);
     server.announce(status);
-    // Later, a HostAgreement tells the other hosts.
-    if (!host_map) try_publish_failure(options, status);
+    // Every host polls for a published failure until the group is formed.
+    if (!host_map || host_map->hosts() > 1) try_publish_failure(options, status);
     throw;
   }
 }

@@ -6,7 +6,6 @@ from support.torch_conformance import combinations, conformance
 SEED = 1
 # Up to four ranks every combination of collective, dtype and reduction comes at least once.
 CASES = {1: 1500, 2: 1500, 3: 1500, 4: 1500, 5: 1000}
-REQUIRED_CASES = 5_000
 
 
 @pytest.mark.parametrize("size", CASES)
@@ -17,8 +16,3 @@ def test_conformance(size):
 
 def test_every_combination_comes():
     assert all(CASES[size] >= len(combinations()) for size in (1, 2, 3, 4))
-
-
-def test_enough_cases():
-    """Each test_conformance runs all of its cases."""
-    assert sum(CASES.values()) >= REQUIRED_CASES

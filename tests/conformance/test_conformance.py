@@ -10,7 +10,6 @@ SEED = 1
 # Cases per number of ranks with default settings. Up to four ranks every combination of collective,
 # dtype and reduction occurs several times; above, combinations are drawn at random.
 CASES = {1: 2100, 2: 5120, 3: 5120, 4: 5120, 5: 2500, 6: 2500, 7: 2000, 8: 2000, 9: 2000}
-REQUIRED_CASES = 20_000
 # Sizes around which the default choice of algorithm changes.
 LIMITS = ["--limit-bytes", 65536]
 TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
@@ -34,11 +33,6 @@ def conformance(ranks: int, cases: int, *options) -> None:
 @pytest.mark.parametrize("ranks", CASES)
 def test_default_settings(ranks):
     conformance(ranks, CASES[ranks], *LIMITS)
-
-
-def test_enough_cases():
-    """Each test_default_settings fails unless all of its cases ran."""
-    assert sum(CASES.values()) >= REQUIRED_CASES
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 9])

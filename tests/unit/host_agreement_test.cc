@@ -10,6 +10,7 @@
 #include <numeric>
 #include <thread>
 
+#include "rendezvous/host_discovery.h"
 #include "rendezvous/init_errors.h"
 #include "rendezvous/join_record.h"
 #include "tccl/error.h"
@@ -64,26 +65,31 @@ struct Hosts {
         .size = static_cast<int>(labels.size()),
         .timeout = timeout,
         .deadline = deadline_after(timeout),
-        .offer_addresses = [host] {
+        .offer_addresses = [this, host] {
+          if (host == without_addresses)
+            throw Error(Errc::system, "host " + std::to_string(host) + " is out of memory", {host});
           return AddressOffer{"h" + std::to_string(host), {"10.0.0." + std::to_string(host + 1)}};
         }};
   }
 
-  /// Runs `body` for every host, each on its thread; the error text of each, empty for none.
+  /// Runs `body` for every host, each on its thread, and publishes its failure as a coordinator
+  /// does; the error text of each, empty for none. `check_wait` is called with the host.
   template <class Body>
-  std::vector<std::string> run(const Body& body, std::chrono::milliseconds timeout = 20s) {
+  std::vector<std::string> run(
+      const Body& body, std::chrono::milliseconds timeout = 20s,
+      const std::function<void(int)>& check_wait = [](int) {}) {
     std::vector<std::string> errors(labels.size());
     std::vector<std::thread> threads;
     for (std::size_t host = 0; host < labels.size(); ++host)
       threads.emplace_back([&, host] {
         const RendezvousOptions options = options_of(static_cast<int>(host), timeout);
         const HostMap host_map(labels);
-        HostAgreement hosts(options, host_map,
-                            {.check_wait = [] {}, .on_failure = [](const Status&) {}});
+        HostAgreement hosts(options, host_map, [&] { check_wait(static_cast<int>(host)); });
         try {
           body(static_cast<int>(host), hosts);
         } catch (const std::exception& error) {
           errors[host] = error.what();
+          try_publish_failure(options, status_of_current_exception(options));
         }
       });
     for (std::thread& thread : threads) thread.join();
@@ -92,6 +98,7 @@ struct Hosts {
 
   MemoryStore store;
   std::vector<int> labels;
+  int without_addresses = -1;  // the host whose first step fails
 };
 
 std::vector<LocalPeer> one_rank(int rank, int size) {
@@ -124,9 +131,10 @@ TEST_P(HostAgreementTest, AllRoundsSucceedAndNoKeyIsLeft) {
 
 TEST_P(HostAgreementTest, AFailureInAnyRoundFailsAllHostsAlike) {
   const int count = GetParam();
-  for (const Round round : {Round::peer_infos, Round::status}) {
+  for (const Round round : {Round::addresses, Round::peer_infos, Round::status}) {
     for (int failing = 0; failing < count; ++failing) {
       Hosts hosts(count);
+      if (round == Round::addresses) hosts.without_addresses = failing;
       const auto fail_in = [&](Round current, int host) {
         if (current == round && host == failing)
           throw Error(Errc::system, "host " + std::to_string(host) + " is out of memory", {host});
@@ -169,6 +177,30 @@ TEST_P(HostAgreementTest, AnInterruptedHostFailsTheOthersBeforeTheTimeout) {
             << errors[host];
     }
   }
+}
+
+/// A local rank dies when its host has contributed to the round and waits for a slower host.
+TEST(HostAgreement, AFailureAfterTheContributionFailsTheOthersBeforeTheTimeout) {
+  const int count = 3;
+  const int failing = 1;
+  const int slow = 2;
+  Hosts hosts(count);
+  std::atomic<bool> failed{false};
+  const auto start = Clock::now();
+  const auto errors = hosts.run(
+      [&](int host, HostAgreement& agreement) {
+        while (host == slow && !failed) std::this_thread::sleep_for(1ms);
+        static_cast<void>(agreement.agree_on_address());
+        static_cast<void>(agreement.exchange_peer_infos([&] { return one_rank(host, count); }));
+      },
+      20s,
+      [&](int host) {
+        if (host != failing) return;
+        failed = true;
+        throw Error(Errc::peer_lost, "rank 7 died", {7});
+      });
+  EXPECT_LT(Clock::now() - start, 10s);
+  for (const std::string& error : errors) EXPECT_EQ(error, "rank 7 died");
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, HostAgreementTest, ::testing::Values(2, 3, 5),

@@ -75,7 +75,6 @@ Info choose_provider(const Endpoint::Options& options) {
 Endpoint::Endpoint(const Options& options) {
   const Info info = choose_provider(options);
   provider_ = info->fabric_attr->prov_name;
-  max_bytes_ = info->ep_attr->max_msg_size;
   open(*info);
 }
 

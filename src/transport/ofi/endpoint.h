@@ -70,8 +70,6 @@ class Endpoint {
 
   [[nodiscard]] const Name& name() const noexcept { return name_; }
   [[nodiscard]] const std::string& provider() const noexcept { return provider_; }
-  /// Length limit of a message.
-  [[nodiscard]] std::size_t max_bytes() const noexcept { return max_bytes_; }
 
   /// The connection is made when the first message is sent.
   FabricAddress add_peer(const Name& name);
@@ -121,7 +119,6 @@ class Endpoint {
   std::mutex mutex_;  // guards the libfabric objects: FI_THREAD_DOMAIN
   std::atomic<std::size_t> unsent_{0};
   std::string provider_;
-  std::size_t max_bytes_ = 0;
   Name name_;
   Owned<fid_fabric> fabric_;  // each object uses those before it
   Owned<fid_domain> domain_;

@@ -126,7 +126,7 @@ void OfiChannel::flush(std::size_t at_most) {
 }
 
 void OfiChannel::remove_completed() {
-  if (const auto error = pending_sends_.remove_completed())
+  if (const auto error = pending_sends_.remove_completed_in_order())
     throw_send_or_receive_error(error->rank, "sending to", error->reason);
 }
 

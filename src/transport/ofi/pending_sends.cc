@@ -17,17 +17,32 @@ bool no_receiver_is_alive(const MessageBuffer& buffer, const Members& members) {
   });
 }
 
+/// Of a message that was sent or failed.
+std::optional<PendingSends::SendError> error_of(const MessageBuffer& buffer) {
+  for (const auto& [to, request] : buffer.sends())
+    if (request->error() != 0)
+      return PendingSends::SendError{to, library().strerror(request->error())};
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<PendingSends::SendError> PendingSends::remove_completed() {
   std::optional<SendError> first_error;
   std::erase_if(buffers_, [&](const auto& buffer) {
     if (!buffer->is_idle()) return false;
-    for (const auto& [to, request] : buffer->sends())
-      if (request->error() != 0 && !first_error)
-        first_error = {to, library().strerror(request->error())};
+    if (!first_error) first_error = error_of(*buffer);
     return true;
   });
+  return first_error;
+}
+
+std::optional<PendingSends::SendError> PendingSends::remove_completed_in_order() {
+  std::optional<SendError> first_error;
+  while (!buffers_.empty() && buffers_.front()->is_idle()) {
+    if (!first_error) first_error = error_of(*buffers_.front());
+    buffers_.pop_front();
+  }
   return first_error;
 }
 

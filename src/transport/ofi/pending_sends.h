@@ -32,6 +32,8 @@ class PendingSends {
   };
   /// Removes messages that were sent. Returns the first error of their sends, if any.
   std::optional<SendError> remove_completed();
+  /// The same, up to the first message that is not sent: a call costs no more than what it removes.
+  std::optional<SendError> remove_completed_in_order();
 
   /// Waits until every message was sent or its receivers have departed or died, the group has
   /// failed, or the deadline. `send_queued` sends messages that libfabric did not accept before;

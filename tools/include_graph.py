@@ -2,8 +2,8 @@
 """Check that the folders of the C++ code include each other only as docs/architecture.md allows.
 
 ALLOWED is the whole rule: a folder may include itself, the public headers of include/tccl, and the
-folders and single headers listed behind it. The same table stands in docs/architecture.md ("The layers"); this script
-compares the two, so that the page and the code cannot differ.
+folders and single headers listed behind it. The same table stands in docs/architecture.md ("The
+layers"); this script compares the two, so that the page and the code cannot differ.
 
     tools/include_graph.py            exit status 1 and one line per forbidden include
     tools/include_graph.py --table    print the table for docs/architecture.md

@@ -269,21 +269,31 @@ def run_two(script: str) -> list[str]:
     return [out for out, _ in outputs]
 
 
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "script_end",
     [
         "dist.all_reduce(torch.ones(4))",
-        "work = dist.all_reduce(torch.ones(1 << 20), async_op=True); work.wait()",
-        "dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda f: 1).wait()",
-        "group = dist.new_group([0, 1]); dist.barrier(group); del group",
-        "dist.barrier(); time.sleep(rank)",
-        # the root exits before the other rank reads
-        "time.sleep(rank); x = torch.full((4,), 1.0 - rank); dist.broadcast(x, 0); "
-        "assert x.eq(1).all()",
         # an operation that no peer joins and no caller waits for
         "work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else time.sleep(1)",
-        "dist.destroy_process_group(); dist.init_process_group('ccl', store=dist.HashStore(), "
-        "rank=0, world_size=1)",
+        *map(
+            slow,
+            [
+                "work = dist.all_reduce(torch.ones(1 << 20), async_op=True); work.wait()",
+                "future = dist.all_reduce(torch.ones(4), async_op=True).get_future(); "
+                "future.then(lambda f: 1).wait()",
+                "group = dist.new_group([0, 1]); dist.barrier(group); del group",
+                "dist.barrier(); time.sleep(rank)",
+                # the root exits before the other rank reads
+                "time.sleep(rank); x = torch.full((4,), 1.0 - rank); dist.broadcast(x, 0); "
+                "assert x.eq(1).all()",
+                "dist.destroy_process_group(); "
+                "dist.init_process_group('ccl', store=dist.HashStore(), rank=0, world_size=1)",
+            ],
+        ),
     ],
 )
 def test_exit_without_destroy(script_end):

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 
 
@@ -21,6 +23,7 @@ def test_demo():
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_demo_without_allreduce_fails():
     done = run_demo("--without-allreduce")
     assert done.returncode == 1, done.stdout + done.stderr

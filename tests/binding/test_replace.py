@@ -225,10 +225,10 @@ print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, dist.ge
     ("asked", "backend", "served"),
     [
         ("gloo", "gloo", "ProcessGroupCCL gloo"),
-        ("mpi,gloo", "gloo", "ProcessGroupCCL gloo"),
-        ("GLOO mpi", "mpi", "ProcessGroupCCL mpi"),
         ("mpi", "gloo", "ProcessGroupGloo gloo"),
-        ("", "gloo", "ProcessGroupGloo gloo"),
+        pytest.param("mpi,gloo", "gloo", "ProcessGroupCCL gloo", marks=pytest.mark.slow),
+        pytest.param("GLOO mpi", "mpi", "ProcessGroupCCL mpi", marks=pytest.mark.slow),
+        pytest.param("", "gloo", "ProcessGroupGloo gloo", marks=pytest.mark.slow),
     ],
 )
 def test_environment(asked, backend, served):
@@ -262,6 +262,7 @@ def run_misspelt(filter: str) -> str:
     return process.stderr
 
 
+@pytest.mark.slow
 def test_misspelt_environment_where_warnings_are_errors():
     assert "CCL_REPLACE: torch-ccl can replace gloo and mpi, not 'glo'" in run_misspelt(
         "error::UserWarning"

@@ -47,7 +47,7 @@ def test_calls_of_servers():
 @pytest.mark.parametrize(
     "after, assertion",
     [
-        ("", "assert is_ours(group)"),
+        pytest.param("", "assert is_ours(group)", marks=pytest.mark.slow),
         (
             "serving_calls.is_ours = lambda group: True",
             "AssertionError: ccl has started no operation",

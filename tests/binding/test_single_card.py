@@ -168,6 +168,7 @@ def raise_error(text):
     time.sleep(300)
 
 
+@pytest.mark.slow
 def test_traceback_is_shown(capfd):
     assert spawn(raise_error, ("the reason",), tiles=SIZE) == 1
     printed = capfd.readouterr().err
@@ -199,7 +200,8 @@ def end_in_all_reduce(way):
     dist.all_reduce(torch.ones(1))
 
 
-@pytest.mark.parametrize("way", ["exit at once", pytest.param("killed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["exit at once", "killed"])
 def test_exit_code_of_root_cause(way):
     """Rank 0 reports its failure, caused by rank 1, before the exit of rank 1 is seen."""
     assert spawn(end_in_all_reduce, (way,), tiles=SIZE) == ENDS[way][0]
@@ -273,6 +275,7 @@ def test_ranks_end_with_their_parent(tmp_path, number):
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_second_interrupt_kills(tmp_path):
     """A second Ctrl-C kills ranks that ignore SIGTERM."""
     with sleeping(tmp_path, "ignores") as parent:

@@ -8,7 +8,12 @@ SEED = 1
 CASES = {1: 1500, 2: 1500, 3: 1500, 4: 1500, 5: 1000}
 
 
-@pytest.mark.parametrize("size", CASES)
+SLOW = (3, 5)
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CASES]
+)
 def test_conformance(size):
     failures = conformance(SEED, size, CASES[size])
     assert not failures, "\n".join([f"{len(failures)} failures", *failures[:20]])

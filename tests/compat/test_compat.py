@@ -157,8 +157,6 @@ ROWS = {
 QUICK = {
     ("torchrun", "train"),
     ("by hand", "profile"),
-    ("MPICH", "rank and size"),
-    ("Open MPI", "rank and size"),
     ("MPICH", "train on devices"),
 }
 

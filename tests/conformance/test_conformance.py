@@ -51,7 +51,16 @@ def test_forced_algorithm(ranks, operation, algorithm, sizes):
 SHARED = ["--shared", "--large-one-in", 2, "--limit-bytes", 300_000, "--limit-bytes", 700_000]
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [(2, 800), (3, 600), (5, 300)])
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        (2, 200),
+        (3, 150),
+        pytest.param(2, 800, marks=pytest.mark.slow),
+        pytest.param(3, 600, marks=pytest.mark.slow),
+        pytest.param(5, 300, marks=pytest.mark.slow),
+    ],
+)
 def test_shared_memory(ranks, cases):
     conformance(ranks, cases, *SHARED)
 

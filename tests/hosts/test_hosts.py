@@ -238,6 +238,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(hosts):
     """After the warm-up libfabric's rings are fully in use."""
     for reports in run_ranks(hosts[:2], [1, 1], MANY_OPERATIONS):

@@ -181,6 +181,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "address",
     [{"MASTER_ADDR": "127.0.0.1"}, pytest.param({}, marks=pytest.mark.slow)],
@@ -274,6 +275,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", ["", pytest.param(", rank=0, world_size=0", marks=pytest.mark.slow)]
 )

@@ -159,6 +159,7 @@ def test_without_it(environment):
 # ---- with a real package
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [STAND_IN, REAL])
 def test_the_real_one_wins(environment, wheels, first):
     """The order of installation does not matter; each is uninstalled without the other."""

@@ -9,7 +9,7 @@ from support.commands import run
 SOAK = Path(__file__).resolve().parent / "soak.py"
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.slow)])
 def test_soak(seconds):
     finished = run([sys.executable, SOAK, "--seconds", seconds])
     assert finished.returncode == 0, finished.output[-8000:]

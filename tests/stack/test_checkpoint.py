@@ -102,11 +102,11 @@ def check_load(rank: int, size: int, directory: str, weights: dict) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["save", "async_save"])
-def test_checkpoint(on_ranks, level, tmp_path, asynchronous):
+def test_checkpoint(on_ranks, tmp_path, asynchronous):
     """A checkpoint is written by 2 ranks and read by 4, and the reverse, and by one process."""
     directory = str(tmp_path / "checkpoint")
     weights = on_ranks(check_save, directory, asynchronous)[0]
-    run_at_level(level, 6 - on_ranks.size, check_load, directory, weights)
+    run_at_level(on_ranks.level, 6 - on_ranks.size, check_load, directory, weights)
 
     alone = {"model": {name: torch.zeros(w.shape).double() for name, w in weights.items()}}
     dcp.load(alone, checkpoint_id=directory, no_dist=True)

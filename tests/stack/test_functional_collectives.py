@@ -337,6 +337,7 @@ def check_inductor(rank: int, size: int, cache: str) -> None:
     assert_compiled(summed, summed_in_one_process, "inductor", rank, size)
 
 
+@pytest.mark.slow
 def test_inductor():
     """Compiles to C++; both levels in one test, because they share the compiled code."""
     with tempfile.TemporaryDirectory() as cache:

@@ -69,6 +69,7 @@ def test_group_of_the_script(tmp_path):
     assert_trained(tmp_path)
 
 
+@pytest.mark.slow
 def test_device_without_backend(tmp_path):
     result = run_training(tmp_path)
     assert result.returncode == 1

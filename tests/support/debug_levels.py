@@ -14,14 +14,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from support.ranks import BOUND_S, init_group, run_ranks
+from support.ranks import BOUND_S, PRELOADED, init_group, run_ranks
 
-# Imported once, in the process from which ranks are forked: it takes seconds.
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
-        "torch",
-        "torch_ccl",
+        *PRELOADED,
         "torch._inductor.compile_fx",
+        "torch.distributed.algorithms.ddp_comm_hooks",
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
         "torch.distributed.optim",

@@ -23,8 +23,10 @@ from pathlib import Path
 BOUND_S = 60
 
 _context = multiprocessing.get_context("forkserver")
-# DDP and optimizers import torch._dynamo, which takes seconds.
-_context.set_forkserver_preload(["torch", "torch._dynamo", "torch_ccl"])
+# Imported once, in the process from which ranks are forked. DDP and optimizers import
+# torch._dynamo, which takes seconds; every test module imports pytest, which takes 0.4 s.
+PRELOADED = ["torch", "torch._dynamo", "torch_ccl", "pytest"]
+_context.set_forkserver_preload(PRELOADED)
 
 
 class ForkedRank:

@@ -63,7 +63,11 @@ def run_over_hosts(directory: Path, layout: list[int], *arguments: str) -> dict[
     return results
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["2x2", "4x1"])
+@pytest.mark.parametrize(
+    "layout",
+    [LAYOUTS[0], pytest.param(LAYOUTS[1], marks=pytest.mark.slow)],
+    ids=["2x2", "4x1"],
+)
 def test_sample_over_hosts(tmp_path, layout):
     results = run_over_hosts(tmp_path, layout, "--tests", SAMPLE)
     wrong = not_passed(results, results)
@@ -120,6 +124,7 @@ def report(wrong: list[str]) -> str:
 
 
 @FULL_SUITE
+@pytest.mark.slow
 @pytest.mark.timeout(BOUND_S + 60)
 def test_ccl_passes_what_gloo_passes(results, exceptions):
     names = read_list("gloo_passes.txt")
@@ -129,6 +134,7 @@ def test_ccl_passes_what_gloo_passes(results, exceptions):
 
 
 @FULL_SUITE
+@pytest.mark.slow
 @pytest.mark.timeout(BOUND_S + 60)
 def test_ccl_fails_nothing_that_a_cpu_backend_can_run(results, exceptions):
     names = read_list("cpu_tests.txt")
@@ -139,6 +145,7 @@ def test_ccl_fails_nothing_that_a_cpu_backend_can_run(results, exceptions):
 
 
 @FULL_SUITE
+@pytest.mark.slow
 @pytest.mark.timeout(BOUND_S + 60)
 def test_exceptions_are_few_and_still_needed(results, exceptions):
     assert len(exceptions) <= 6

@@ -5,7 +5,7 @@
 // block and the blocks that it received on the board, and all local ranks copy them out. A step
 // carries one chunk of every block:
 //
-//   send chunk i + kChunksAhead to the rail peers | receive chunk i of the blocks from them | post |
+//   send chunk i + kChunksAhead to the rail peers | receive chunk i of their blocks | post |
 //   copy out the blocks that the other local ranks posted
 #include <deque>
 

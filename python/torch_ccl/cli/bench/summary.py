@@ -1,6 +1,5 @@
 """Median and quartiles of repeated measurements, and sizes and times as people write them."""
 
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +14,8 @@ class Summary:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Summary":
+        import statistics  # here, because every command imports this module and few need it
+
         values = list(values)
         if len(values) == 1:
             return cls(values[0], values[0], values[0])

@@ -2,11 +2,10 @@
 
 import ctypes
 import functools
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any, TypedDict, cast
-
-LIBRARY = Path(__file__).resolve().parent / "lib/libtccl.so"
 
 
 class Error(RuntimeError):
@@ -43,9 +42,17 @@ class Info(TypedDict):
     settings: list[Setting]
 
 
+def _path() -> Path:
+    """Beside the extension; in an editable installation the Python files are elsewhere."""
+    extension = importlib.util.find_spec("torch_ccl._C")
+    if extension is None or extension.origin is None:
+        raise Error("torch_ccl is not installed: its extension torch_ccl._C is missing")
+    return Path(extension.origin).parent / "lib/libtccl.so"
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(LIBRARY))
+    return ctypes.CDLL(str(_path()))
 
 
 def _call(name: str) -> dict[str, Any]:

@@ -60,6 +60,13 @@ void throw_pending_status(int socket) {
   }
 }
 
+/// For waits that are not for the coordinator's next packet.
+void throw_if_coordinator_failed(int socket) {
+  if (!wait_readable(socket, Clock::now())) return;
+  throw_if_status(socket, Clock::now());
+  if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "the connection was closed");
+}
+
 }  // namespace
 
 LocalClient::LocalClient(const RendezvousOptions& options, Fd socket, int coordinator_rank)
@@ -90,11 +97,11 @@ void LocalClient::join(int memory_fd, int pid_fd) {
         error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
     if (!socket_failed) throw;
     throw_pending_status(socket_.get());
-    const Error reason = incomplete_rank_error(
-        *options_,
-        formatted("rank {} (host {}), the coordinator of its host,", coordinator_rank_,
-                  host_name()),
-        coordinator_rank_, error);
+    const Error reason =
+        incomplete_rank_error(*options_,
+                              formatted("rank {} (host {}), the coordinator of its host,",
+                                        coordinator_rank_, host_name()),
+                              coordinator_rank_, error);
     // The other hosts wait for what the coordinator has not published.
     try_publish_failure(*options_, failure_status(reason));
     throw reason;
@@ -119,7 +126,7 @@ HostAddress LocalClient::receive_host_address() {
   StoreClient client = store_client_for(*options_, [&] {
     if (options_->check_interrupt) options_->check_interrupt();
     waiting.set();
-    if (wait_readable(socket_.get(), Clock::now())) throw_if_status(socket_.get(), deadline_);
+    throw_if_coordinator_failed(socket_.get());
   });
   client.deadline = deadline_;
   publish_host_coordinator(client, *options_, coordinator_rank_);

@@ -51,12 +51,14 @@ class Rank {
     if (!context_) context_ = tccl::Context::create();
     return context_;
   }
+  [[nodiscard]] auto store(const std::string& name) const {
+    return tccl::file_store(directory_ + "/" + name);
+  }
   std::shared_ptr<tccl::Communicator> join(const std::string& name,
                                            tccl::Milliseconds timeout = 20s,
                                            std::uint32_t first_sequence = 1) {
-    auto store = tccl::file_store(directory_ + "/" + name);
     return tccl::Communicator::create(
-        context(), *store, rank, size,
+        context(), *store(name), rank, size,
         {.name = name, .timeout = timeout, .first_sequence = first_sequence});
   }
   /// A line for the parent; the time is on a clock that all processes share.

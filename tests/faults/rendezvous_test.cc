@@ -113,23 +113,40 @@ TEST(RendezvousProcess, NoKeyIsLeftInTheStore) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(RendezvousProcess, ARankThatDiesBeforeTheGroupIsFormedIsNamed) {
+/// Rank 2 is killed while rank 0 and rank 2 wait for rank 1, which never joins.
+void kill_rank_2_during_rendezvous(bool rank_2_coordinates) {
   const double start = now_ms();
-  Ranks ranks(3, [](Rank& rank) {
-    if (rank.rank == 1) return std::this_thread::sleep_for(2s);  // the others wait for it
+  Ranks ranks(3, [&](Rank& rank) {
+    if (rank.rank == 1) return std::this_thread::sleep_for(2s);
     if (rank.rank == 2) {
       std::thread([] {
         std::this_thread::sleep_for(1s);
         ::kill(::getpid(), SIGKILL);
       }).detach();
     }
-    rank.join("world", 20s);
+    // Called before a rank tries to become the coordinator.
+    const auto delay = [late = rank_2_coordinates == (rank.rank == 0)]() mutable {
+      if (std::exchange(late, false)) std::this_thread::sleep_for(300ms);
+    };
+    auto store = rank.store("world");
+    auto context = tccl::Context::create({.check_interrupt = delay});
+    auto comm = tccl::Communicator::create(context, *store, rank.rank, 3, {.timeout = 20s});
   });
   ranks.finish();
   const auto error = ranks.outcomes[0].find("error peer_lost");
   ASSERT_TRUE(error) << ranks.transcript();
   EXPECT_NE(error->text.find("rank 2 (host"), std::string::npos) << error->text;
+  EXPECT_EQ(error->text.find("coordinator") != std::string::npos, rank_2_coordinates)
+      << error->text;
   EXPECT_LT(error->time_ms - start, 10'000) << "only at the timeout: " << error->text;
+}
+
+TEST(RendezvousProcess, ARankThatDiesBeforeTheGroupIsFormedIsNamed) {
+  kill_rank_2_during_rendezvous(/*rank_2_coordinates=*/false);
+}
+
+TEST(RendezvousProcess, ACoordinatorThatDiesBeforeTheGroupIsFormedIsNamed) {
+  kill_rank_2_during_rendezvous(/*rank_2_coordinates=*/true);
 }
 
 long resident_kib() {

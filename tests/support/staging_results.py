@@ -366,12 +366,12 @@ def tensors_that_do_not_fit_together(rank, size):
 
 
 @check
-def a_native_backend_gets_the_devices_tensors(rank, size):
+def a_device_backend_gets_the_devices_tensors(rank, size):
     import torch_ccl
     from torch._C._distributed_c10d import FakeProcessGroup
 
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    backend._set_native(
+    backend._set_device_backend(
         "standin", FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
     )
     before = torch_ccl.operation_count()
@@ -388,14 +388,14 @@ def a_native_backend_gets_the_devices_tensors(rank, size):
 
 
 @check
-def a_native_backend_that_throws_ends_the_batch(rank, size):
+def a_device_backend_that_throws_ends_the_batch(rank, size):
     from torch._C._distributed_c10d import FakeProcessGroup
 
     options = FakeProcessGroup.Options()
     options.error_on_collective = True
     group = dist.new_group()
     backend = group._get_backend(torch.device("cpu"))
-    backend._set_native("standin", FakeProcessGroup._create_internal(rank, size, options))
+    backend._set_device_backend("standin", FakeProcessGroup._create_internal(rank, size, options))
     device = torch.device(device_of(rank))
     group._start_coalescing(device)
     with refused("FakeProcessGroup"):

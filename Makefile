@@ -17,7 +17,7 @@ help:
 	@echo "make build      .venv with the package installed"
 	@echo "make library    the C++ library and its tests in build/release, without torch"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/"
-	@echo "make lint       clang-format, clang-tidy, ruff, mypy"
+	@echo "make lint       clang-format, clang-tidy, include graph, ruff, mypy"
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"

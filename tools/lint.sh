@@ -14,8 +14,8 @@ check() { # check <what> <command...>
 tidy() { xargs -r -n 2 -P "$(nproc)" clang-tidy --quiet -p "$1" 2> >(grep -Ev '^[0-9]+ warnings? generated' >&2); }
 existing() { for path in "$@"; do [ ! -e "$path" ] || echo "$path"; done; }
 
-mapfile -t cpp < <(find include src binding python tests examples bench -name '*.h' -o -name '*.cc' 2>/dev/null | sort)
-mapfile -t python < <(existing setup.py python compat tests examples tools bench)
+mapfile -t cpp < <(find include src binding python tests examples -name '*.h' -o -name '*.cc' 2>/dev/null | sort)
+mapfile -t python < <(existing setup.py python compat tests examples tools)
 
 check "clang-format" clang-format --dry-run -Werror "${cpp[@]}"
 check "clang-tidy src" tidy build/release < <(find src -name '*.cc' | sort)

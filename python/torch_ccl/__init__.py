@@ -83,14 +83,18 @@ def _override_backends() -> None:
 
 
 def _autoload() -> None:
-    """Entry point that torch calls. It must not raise: `import torch` would fail."""
+    """The entry point `torch.backends` in pyproject.toml; torch calls it at the end of its import.
+
+    It must not raise: `import torch` would fail.
+    """
     import torch
 
     if _is_supported(torch.__version__) and torch.distributed.is_available():
         _register()
         _override_backends()
     if _imported_by_torch:
-        # A later `import torch_ccl` by the program must run this module in full.
+        # Case 2 of the module's docstring. Without this line a later `import torch_ccl` by the
+        # program would find this half-initialised module; now it runs the module again, as case 1.
         sys.modules.pop(__name__, None)
 
 

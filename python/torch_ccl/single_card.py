@@ -1,4 +1,4 @@
-"""Data-parallel training over the tiles of one machine, for scripts written for a single tile.
+"""Data-parallel training on all cores, or all devices, of one machine.
 
     def train(arguments):
         tile = single_card_dist(model, train_dataset)
@@ -7,7 +7,8 @@
     if __name__ == "__main__":
         sys.exit(single_card_dist.multi_process_spawn(train, (arguments,)))
 
-What a tile is: torch_ccl/tiles.py.
+The names `single_card` and `tile` come from Intel's intel_extension_for_pytorch, where a card is a
+GPU with several tiles. What a tile is here: torch_ccl/tiles.py.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ class single_card_dist:
     """One rank of the training: its local rank, the model on its tile, its share of the data.
 
     Creates the default group if there is none. The ranks may have been started by
-    multi_process_spawn(), by another launcher, or by nobody, which gives a group of one.
+    multi_process_spawn() or by another launcher. Without a launcher: a group of one.
 
     rank            rank on this host, which is also the index of its device
     model           wrapped in DistributedDataParallel

@@ -62,7 +62,7 @@ def test_ranks_die_with_their_agent(tmp_path, script):
         os.kill(reports[0]["agent"], signal.SIGKILL)
         wait_for_exits([row["pid"] for row in reports])
         assert command.finish() == 1
-    assert f"lost the connection to host {socket.gethostname()} with rank 0, 1" in command.err
+    assert f"lost the connection to host {socket.gethostname()} with ranks 0, 1" in command.err
 
 
 def test_a_daemon_that_holds_stdout_does_not_delay_the_end(tmp_path, script):

@@ -1,7 +1,9 @@
 """Starts the ranks of one host, forwards their output and exit codes, and ends them.
 
 It reads requests from stdin. When stdin closes, because the runner died or the connection to its
-host was lost, the agent kills the ranks. When the agent dies, the kernel kills them.
+host was lost, the agent kills the ranks. When the agent dies, the kernel kills them
+(PR_SET_PDEATHSIG). The kernel acts when the *thread* that started a rank ends, so the agent has one
+thread, which lives until all ranks have ended.
 """
 
 import contextlib

@@ -107,7 +107,10 @@ def run(
     ] = False,
     python: Annotated[
         bool,
-        typer.Option("--python/--no-python", help="SCRIPT is a Python script, or any program."),
+        typer.Option(
+            "--python/--no-python",
+            help="Run SCRIPT with this Python, or run it as a program.",
+        ),
     ] = True,
     pin: Annotated[
         bool, typer.Option("--pin/--no-pin", help="Pin each rank to cores of its own.")
@@ -117,7 +120,11 @@ def run(
         typer.Option(help="NAME or NAME=VALUE for ranks on all hosts; may be repeated."),
     ] = None,
     rsh: Annotated[
-        str, typer.Option(envvar="CCL_RSH", help="Command that runs a command on a host.")
+        str,
+        typer.Option(
+            envvar="CCL_RSH",
+            help="Command that starts the agent on another host, such as ssh -p 2222.",
+        ),
     ] = DEFAULT_RSH,
 ) -> None:
     """Start SCRIPT on several ranks, show their output, and end all of them if one fails."""

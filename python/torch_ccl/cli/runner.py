@@ -4,8 +4,8 @@
 
 On every host an agent (torch_ccl/agent) starts the ranks: on this host a child of this process, on
 other hosts through ssh. The agents report output and exit codes, end the ranks on request, and kill
-them if this process dies. Rank 0 serves the store, as without a launcher; its agent reserves the
-port.
+them if this process dies. Rank 0 serves the store; the agent of its host reserves a free port for
+it.
 """
 
 import math
@@ -46,6 +46,11 @@ TIMED_OUT = 124  # the exit code of timeout(1)
 
 class StartError(Exception):
     """One line that names the host, the reason and what to change."""
+
+
+def _ranks_text(ranks: set[int]) -> str:
+    """For example "rank 2" or "ranks 2, 3"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 class Runner:
@@ -243,8 +248,8 @@ class Runner:
             reason = agent.last_error_line(LAST_ERROR_S) or "no answer"
             raise StartError(f"host {agent.host} cannot be reached: {reason}{agent.advice}")
         if agent.running and not self._stopping:
-            ranks = ", ".join(map(str, sorted(agent.running)))
-            self._host_problem = f"lost the connection to host {agent.name} with rank {ranks}"
+            ranks = _ranks_text(agent.running)
+            self._host_problem = f"lost the connection to host {agent.name} with {ranks}"
             self._stop_within(0)
 
     # ---- end
@@ -261,8 +266,8 @@ class Runner:
 
     def _give_up(self) -> None:
         for agent in self._connected:
-            ranks = ", ".join(map(str, sorted(agent.running)))
-            self._output.write_line(f"host {agent.name} did not report the end of rank {ranks}")
+            ranks = _ranks_text(agent.running)
+            self._output.write_line(f"host {agent.name} did not report the end of {ranks}")
             agent.process.kill()
         self._connected.clear()
 

@@ -190,17 +190,17 @@ void CollectiveRequest::set_body(std::uint32_t operations, Body body,
   finish_ = std::move(finish);
 }
 
-tccl::OperationSequence CollectiveRequest::sequence(
+tccl::OperationList CollectiveRequest::sequence(
     const std::shared_ptr<const CollectiveRequest>& request) {
   const char* name = request->method().name;
   if (request->body_) return {name, request->body_operations_, request->body_};
   if (request->staging_)
     return {name, request->staging_->operation_count(),
-            [request](const tccl::OperationSequence::Run& run) {
+            [request](const tccl::OperationList::Run& run) {
               request->staging_->run_all(run, [&] { request->copy_results(); });
             }};
   const auto operations = static_cast<std::uint32_t>(request->operations_.size());
-  return {name, operations, [request](const tccl::OperationSequence::Run& run) {
+  return {name, operations, [request](const tccl::OperationList::Run& run) {
             for (const tccl::Operation& operation : request->operations_) run(operation);
           }};
 }

@@ -144,7 +144,7 @@ std::uint32_t Staging::operation_count() const noexcept {
   return static_cast<std::uint32_t>(chunks_.size());
 }
 
-void Staging::run_all(const tccl::OperationSequence::Run& run,
+void Staging::run_all(const tccl::OperationList::Run& run,
                       const std::function<void()>& on_output_stream) {
   start_copies(/*needs_peers=*/true);
   std::size_t copied_in = 0;

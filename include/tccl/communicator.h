@@ -29,7 +29,7 @@ namespace tccl {
 /// that was issued concurrently runs between them, and a later collective may depend on the result
 /// of an earlier one. The body runs collectives only through `run`: a call on the communicator
 /// would wait for the sequence itself. If the body throws, the group fails.
-struct OperationSequence {
+struct OperationList {
   using Run = std::function<void(const Operation&)>;
   std::string name;              // for error messages
   std::uint32_t operations = 0;  // how many collectives the body runs; the same on all ranks
@@ -71,8 +71,8 @@ class TCCL_API Communicator {
     return start(operation, CallOptions());
   }
   /// The same for a sequence; the timeout bounds the whole sequence.
-  virtual void run(OperationSequence sequence, const CallOptions& options) = 0;
-  virtual std::shared_ptr<Work> start(OperationSequence sequence, CallOptions options) = 0;
+  virtual void run(OperationList sequence, const CallOptions& options) = 0;
+  virtual std::shared_ptr<Work> start(OperationList sequence, CallOptions options) = 0;
 
   /// Collective: ranks that pass the same color form a new communicator, ordered by (key, rank).
   /// Returns null for a negative color.

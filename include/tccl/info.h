@@ -13,7 +13,7 @@ namespace tccl {
 
 /// One rule of algorithm selection: applies to `from_ranks` ranks or more and to sizes from
 /// `from_bytes` to `to_bytes`. Of the rules of one operation that apply, the last one wins.
-struct AlgorithmChoice {
+struct AlgorithmRule {
   Op op;
   std::string algorithm;
   std::string doc;
@@ -34,7 +34,7 @@ struct SettingValue {
 
 struct Info {
   std::string kernels;  // instruction set of the reduction kernels
-  std::vector<AlgorithmChoice> algorithms;
+  std::vector<AlgorithmRule> algorithms;
   std::vector<SettingValue> settings;
 };
 

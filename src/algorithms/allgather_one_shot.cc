@@ -2,7 +2,7 @@
 //
 // Step i carries chunk i of every rank's block: each rank posts its own chunk and copies the chunks
 // of all other ranks out.
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 

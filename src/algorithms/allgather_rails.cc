@@ -9,7 +9,7 @@
 //   copy out the blocks that the other local ranks posted
 #include <deque>
 
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/registry.h"
 
 namespace tccl {

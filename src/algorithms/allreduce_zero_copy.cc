@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "base/shared_memory.h"
 #include "kernels/copy.h"
 
@@ -48,8 +48,8 @@ class ZeroCopyAllreduce {
     if (own.in == 0 || own.out == 0) own = {};
     std::memcpy(slot.inline_data, &own, sizeof own);
     if (own.in != 0) {
-      kernels::copy(slot.input, task_.in(), edge_bytes_);
-      kernels::copy(slot.input + edge_bytes_, task_.in() + tail_begin(), edge_bytes_);
+      kernels::copy(slot.input, task_.in(), end_bytes_);
+      kernels::copy(slot.input + end_bytes_, task_.in() + tail_begin(), end_bytes_);
       board_.declare_peer_written(task_.out(), task_.bytes());
     }
     board_.post();
@@ -64,8 +64,8 @@ class ZeroCopyAllreduce {
   }
 
   void run() {
-    reduce_edge(0, 0);
-    reduce_edge(tail_begin(), edge_bytes_);
+    reduce_end(0, 0);
+    reduce_end(tail_begin(), end_bytes_);
     const Range slice = own_slice();
     const std::size_t chunk = std::max(kCacheLine, board_.chunk_bytes() / kCacheLine * kCacheLine);
     for (std::size_t done = 0; done < slice.count; done += chunk) {
@@ -81,24 +81,24 @@ class ZeroCopyAllreduce {
   }
 
  private:
-  [[nodiscard]] std::size_t tail_begin() const { return task_.bytes() - edge_bytes_; }
+  [[nodiscard]] std::size_t tail_begin() const { return task_.bytes() - end_bytes_; }
 
   [[nodiscard]] Range own_slice() const {
-    const std::size_t middle = tail_begin() - edge_bytes_;
+    const std::size_t middle = tail_begin() - end_bytes_;
     const Range lines =
         part(chunk_count(middle, kCacheLine), static_cast<std::size_t>(board_.size()),
              static_cast<std::size_t>(board_.rank()));
     const Range bytes = chunk_range(middle, kCacheLine, lines.begin);
-    return {edge_bytes_ + bytes.begin, std::min(lines.count * kCacheLine, middle - bytes.begin)};
+    return {end_bytes_ + bytes.begin, std::min(lines.count * kCacheLine, middle - bytes.begin)};
   }
 
   /// `begin`: offset of the edge in the message; `in_slot`: in the slots of step 0.
-  void reduce_edge(std::size_t begin, std::size_t in_slot) {
+  void reduce_end(std::size_t begin, std::size_t in_slot) {
     Sources edges(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
       edges[rank] =
           rank == board_.rank() ? task_.in() + begin : board_.await(rank, 0).input + in_slot;
-    task_.reduce(board_, task_.out() + begin, edges, edge_bytes_);
+    task_.reduce(board_, task_.out() + begin, edges, end_bytes_);
   }
 
   void reduce_chunk(std::size_t begin, std::size_t bytes) {
@@ -123,7 +123,7 @@ class ZeroCopyAllreduce {
   const CollectiveTask& task_;
   std::vector<BufferOffsets> offsets_;
   /// At most this many bytes precede the first whole page and follow the last.
-  const std::size_t edge_bytes_ = page_bytes();
+  const std::size_t end_bytes_ = page_bytes();
 };
 
 }  // namespace

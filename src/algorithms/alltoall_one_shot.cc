@@ -9,7 +9,7 @@
 // chunks: then every rank has the whole matrix of sizes, detects the same mismatches and computes
 // the same number of steps.
 #include "algorithms/alltoall.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 #include "base/format.h"

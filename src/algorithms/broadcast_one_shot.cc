@@ -1,7 +1,7 @@
 // One-shot broadcast on one host: step i carries chunk i of the root's input, which all other ranks
 // copy out. The root waits for readers only when its slots are used up, or if they read its tensor
 // in place.
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 

@@ -4,7 +4,7 @@
 // Each host has a host root: the root on its own host, local rank 0 elsewhere. For each chunk a
 // host root receives from its parent | sends to its children | posts on the board. The other ranks
 // of the host copy the chunk out.
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 

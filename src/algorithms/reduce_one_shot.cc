@@ -5,7 +5,7 @@
 // One synchronisation per chunk, but P times the arithmetic of two_shot: best for small messages,
 // and with two ranks for all sizes, because then no algorithm reads less.
 #include "algorithms/allreduce_zero_copy.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 

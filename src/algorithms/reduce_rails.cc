@@ -3,7 +3,7 @@
 // A rail is one rank of each host (not a network rail): rail r connects the ranks with local rank
 // r. There are as many rails as the smallest host has ranks, so every rank of that host uses the
 // network. The message is divided into chunks, each chunk into one slice per rail, each slice into
-// one share per host (patterns.h). A chunk passes four stages, a reduce-scatter and an all-gather
+// one share per host (partition.h). A chunk passes four stages, a reduce-scatter and an all-gather
 // on two levels:
 //
 //   send      reduce-scatter on the host: each rail reduces its slice of all local ranks' inputs,
@@ -17,7 +17,7 @@
 // different chunks, kStageLag steps apart, so that the network does not wait for the board.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/pipeline.h"
+#include "algorithms/slices.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
@@ -130,7 +130,7 @@ class RailReduction {
   NetworkChannel::MessagePtr send_sums(const std::byte* sums, std::size_t bytes,
                                        std::span<const int> to) {
     NetworkChannel::MessagePtr message = channel_.acquire();
-    sums_.pack(message->data(), sums, bytes);
+    sums_.compress(message->data(), sums, bytes);
     channel_.send(message, sums_.wire_bytes(bytes), to);
     return message;
   }
@@ -157,7 +157,7 @@ class RailReduction {
     if (to.empty()) return;
     const NetworkChannel::MessagePtr sent = send_sums(sum, bytes, to);
     // If packing loses bits, the sending host must use the packed sum, too: all ranks get the same.
-    if (sums_.packs()) sums_.unpack(sum, sent->data(), bytes);
+    if (sums_.compresses()) sums_.decompress(sum, sent->data(), bytes);
   }
 
   void collect(std::uint32_t chunk) {
@@ -168,7 +168,7 @@ class RailReduction {
       const Range theirs = share(chunk, host);
       if (host == host_ || theirs.count == 0) continue;
       const std::byte* data = channel_.await(state.results[next++], sums_.wire_bytes(theirs.count));
-      sums_.unpack(state.sums.data() + theirs.begin, data, theirs.count);
+      sums_.decompress(state.sums.data() + theirs.begin, data, theirs.count);
     }
     state.results.clear();
     const Slice own = slices_.at(chunk, rail_);

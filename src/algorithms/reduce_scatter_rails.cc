@@ -11,7 +11,7 @@
 //            host
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/pipeline.h"
+#include "algorithms/slices.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
@@ -94,10 +94,10 @@ class RailReduceScatter {
     const std::size_t bytes = chunks_.range(rank, step).count;
     if (bytes == 0) return;
     const NetworkChannel::MessagePtr message = channel_.acquire();
-    if (sums_.packs()) {
-      unpacked_.resize(bytes);
-      reduce_local(unpacked_.data(), rank, step);
-      sums_.pack(message->data(), unpacked_.data(), bytes);
+    if (sums_.compresses()) {
+      decompressed_.resize(bytes);
+      reduce_local(decompressed_.data(), rank, step);
+      sums_.compress(message->data(), decompressed_.data(), bytes);
     } else {
       reduce_local(message->data(), rank, step);
     }
@@ -122,7 +122,7 @@ class RailReduceScatter {
   std::size_t longest_;
   BlockChunks chunks_;
   std::vector<InFlight> in_flight_;
-  std::vector<std::byte> unpacked_;
+  std::vector<std::byte> decompressed_;
 };
 
 }  // namespace

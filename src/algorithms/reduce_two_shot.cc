@@ -1,7 +1,7 @@
 // Two-shot allreduce and reduce on one host: reduce-scatter and all-gather, pipelined over chunks.
 //
 // The message is divided into chunks that fit a slot, each chunk into one slice per rank, which
-// that rank reduces (patterns.h). Step i of a rank does three things at once:
+// that rank reduces (partition.h). Step i of a rank does three things at once:
 //
 //   copy in     this rank's input to chunk i, all slices but its own         -> slot.input
 //   reduce      its own slice of chunk i - 1, from every rank's slot.input   -> slot.result
@@ -12,7 +12,7 @@
 // So a step waits only for data that peers posted a whole step earlier. A reduce is the same,
 // except that only the root copies out.
 #include "algorithms/allreduce_zero_copy.h"
-#include "algorithms/pipeline.h"
+#include "algorithms/slices.h"
 #include "algorithms/registry.h"
 
 namespace tccl {

@@ -20,7 +20,7 @@ namespace tccl {
 
 /// When an algorithm is the default: for groups of at least `from_ranks` ranks and data of at least
 /// `from_bytes`.
-struct DefaultRule {
+struct AlgorithmDefault {
   std::size_t from_bytes = 0;
   int from_ranks = 1;
   bool float8_only = false;
@@ -32,7 +32,7 @@ struct Algorithm {
   void (*run)(Board&, const CollectiveTask&);  // for groups on one host; or
   void (*run_over_hosts)(Board&, NetworkChannel&, const CollectiveTask&) = nullptr;
   /// Of the rows of one operation whose rules apply, the last row is the default.
-  std::span<const DefaultRule> rules = {};
+  std::span<const AlgorithmDefault> rules = {};
 };
 
 std::span<const Algorithm> algorithms();
@@ -54,13 +54,13 @@ void scatterv_one_shot(Board& board, const CollectiveTask& task);
 void alltoallv_one_shot(Board& board, const CollectiveTask& task);
 void reduce_scatter_one_shot(Board& board, const CollectiveTask& task);
 
-void barrier_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task);
-void allreduce_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void barrier_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void allreduce_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 void allreduce_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 void reduce_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 void reduce_scatter_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 void broadcast_tree(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 void allgather_rails(Board& board, NetworkChannel& channel, const CollectiveTask& task);
-void alltoall_pairwise(Board& board, NetworkChannel& channel, const CollectiveTask& task);
+void alltoall_linear(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 
 }  // namespace tccl

@@ -10,8 +10,8 @@ constexpr std::string_view kAcceptor = "acceptor ";
 constexpr std::string_view kConnector = "connector";
 static_assert(kAcceptor.size() == kConnector.size());
 
-Digest proof_of(std::string_view role, std::string_view secret, const Digest& acceptor_nonce,
-                const Digest& connector_nonce, std::string_view context) {
+Bytes32 proof_of(std::string_view role, std::string_view secret, const Bytes32& acceptor_nonce,
+                const Bytes32& connector_nonce, std::string_view context) {
   std::string message(role);
   message.append(as_text(acceptor_nonce)).append(as_text(connector_nonce)).append(context);
   return hmac_sha256(secret, message);
@@ -19,16 +19,16 @@ Digest proof_of(std::string_view role, std::string_view secret, const Digest& ac
 
 }  // namespace
 
-Challenge make_challenge() { return {random_digest()}; }
+Challenge make_challenge() { return {random_bytes32()}; }
 
 Response respond(std::string_view secret, const Challenge& challenge, std::string_view context) {
-  const Digest nonce = random_digest();
+  const Bytes32 nonce = random_bytes32();
   return {nonce, proof_of(kConnector, secret, challenge.nonce, nonce, context)};
 }
 
 bool verify(std::string_view secret, const Challenge& challenge, const Response& response,
             std::string_view context) {
-  return same_digest(response.proof,
+  return same_bytes(response.proof,
                      proof_of(kConnector, secret, challenge.nonce, response.nonce, context));
 }
 
@@ -39,7 +39,7 @@ Confirmation confirm(std::string_view secret, const Challenge& challenge, const 
 
 bool verify(std::string_view secret, const Challenge& challenge, const Response& response,
             const Confirmation& confirmation, std::string_view context) {
-  return same_digest(confirmation.proof,
+  return same_bytes(confirmation.proof,
                      proof_of(kAcceptor, secret, challenge.nonce, response.nonce, context));
 }
 

@@ -22,16 +22,16 @@ namespace tccl {
 
 /// Acceptor to connector.
 struct Challenge {
-  Digest nonce{};
+  Bytes32 nonce{};
 };
 /// Connector to acceptor.
 struct Response {
-  Digest nonce{};
-  Digest proof{};
+  Bytes32 nonce{};
+  Bytes32 proof{};
 };
 /// Acceptor to connector.
 struct Confirmation {
-  Digest proof{};
+  Bytes32 proof{};
 };
 
 Challenge make_challenge();

@@ -49,7 +49,7 @@ inline constexpr BackoffPolicy kBackoffNetwork{std::chrono::microseconds(0),
 inline constexpr auto kSleepInterval = std::chrono::milliseconds(4);
 
 /// How often a wait on a user's thread calls Context::Options::check_interrupt.
-inline constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
+inline constexpr auto kInterruptInterval = std::chrono::milliseconds(100);
 
 /// Polls ready() for the time of the policy. Returns whether it became true.
 template <class Ready>
@@ -100,7 +100,7 @@ struct alignas(64) Doorbell {
   std::atomic<std::uint32_t> sleepers{0};
 
   /// Call after writing the condition and doorbell_fence(). One fence serves several doorbells.
-  void ring_if_sleeping(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
+  void notify_if_sleeping(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
     // relaxed: the caller's doorbell_fence() pairs with the one in DoorbellSleeper::prepare()
     if (sleepers.load(std::memory_order_relaxed) != 0) ring(scope, how_many);
   }
@@ -118,7 +118,7 @@ class DoorbellSleeper {
   explicit DoorbellSleeper(Doorbell& doorbell, FutexScope scope = FutexScope::shared,
                            Clock::duration interval = kSleepInterval)
       : doorbell_(doorbell), scope_(scope), interval_(interval) {
-    // seq_cst, and a fence in prepare(): pairs with doorbell_fence() and ring_if_sleeping()
+    // seq_cst, and a fence in prepare(): pairs with doorbell_fence() and notify_if_sleeping()
     doorbell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
   }
   ~DoorbellSleeper() {

@@ -47,7 +47,7 @@ struct WorkerPool::Job {
 
 WorkerPool::WorkerPool(WorkerPoolOptions options)
     : options_(std::move(options)), count_(options_.count) {
-  if (options_.start_eagerly && options_.count > 0) start_threads();
+  if (options_.start_at_once && options_.count > 0) start_threads();
 }
 
 void WorkerPool::parallel_for_workers(std::size_t count, std::size_t grain_size, Body body,
@@ -65,7 +65,7 @@ void WorkerPool::parallel_for_workers(std::size_t count, std::size_t grain_size,
                     std::memory_order_release);  // pairs with run_part()
   if (wake_sleepers) {
     doorbell_fence();  // pairs with the sleeper in run_worker()
-    work_doorbell_.ring_if_sleeping(FutexScope::local, static_cast<int>(job.parts - 1));
+    work_doorbell_.notify_if_sleeping(FutexScope::local, static_cast<int>(job.parts - 1));
   }
   while (run_part()) {
   }
@@ -97,7 +97,7 @@ void WorkerPool::run_worker() noexcept {
     while (run_part()) has_run = true;
     if (has_run) {
       doorbell_fence();  // pairs with the sleeper of done_doorbell_ in wait_until()
-      done_doorbell_.ring_if_sleeping();
+      done_doorbell_.notify_if_sleeping();
     }
     if (stopping_.load(std::memory_order_acquire)) return;  // pairs with stop()
     if (spin_then_yield(has_work)) continue;

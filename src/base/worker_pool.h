@@ -30,7 +30,7 @@ struct WorkerPoolOptions {
   int count = 0;
   std::vector<int> cpus;  // CPU of worker 0, 1, ...; workers without an entry are not pinned
   std::vector<int> unpinned_cpus;  // of workers that are not pinned; empty: those of the creator
-  bool start_eagerly = false;      // start the threads in the constructor, not at the first use
+  bool start_at_once = false;      // start the threads in the constructor, not at the first use
   int rank = -1;                   // for log messages
 };
 

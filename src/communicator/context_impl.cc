@@ -43,7 +43,7 @@ ContextImpl::ContextImpl(Options options)
       algorithms_(settings_),
       cpus_(cpus_of_this_thread()),
       arena_(std::make_shared<shm::Arena>(settings_.shared_bytes)),
-      heap_(std::make_shared<shm::Heap>(arena_)),
+      heap_(std::make_shared<shm::TensorHeap>(arena_)),
       self_(std::make_shared<LocalProcess>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
       thread_pool_(std::make_unique<ThreadPool>()),
@@ -52,11 +52,11 @@ ContextImpl::ContextImpl(Options options)
     if (const auto alive = heap.lock()) alive->free_cache();
   });
   auto* page = new (arena_->memory()->base()) ProcessPage();
-  page->token = random_digest();
+  page->token = random_bytes32();
   progress_ = std::make_unique<ProgressThread>(
       std::shared_ptr<ProgressSignal>(arena_->memory(), &page->progress_signal));
   monitor_ = std::make_unique<Monitor>(*page, [this] { on_heartbeat(); });
-  fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { drop_in_child(); });
+  fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { close_in_child(); });
 }
 
 ContextImpl::~ContextImpl() { close(); }
@@ -118,7 +118,7 @@ std::shared_ptr<LocalProcess> ContextImpl::add_local_process(const LocalPeer& lo
       if (auto peer = known->second.lock()) return peer;
   }
   auto memory = SharedMemory::open(local_peer.memory, who.memory_bytes, who.memory_id);
-  if (!same_digest(reinterpret_cast<ProcessPage*>(memory->base())->token, who.token))
+  if (!same_bytes(reinterpret_cast<ProcessPage*>(memory->base())->token, who.token))
     throw Error(Errc::system,
                 formatted("the shared memory of {} has an unexpected token", describe(who)),
                 {who.rank});
@@ -168,7 +168,7 @@ void ContextImpl::add_network_info(PeerInfo& own, const std::string& address) {
     throw Error(Errc::internal,
                 formatted("the libfabric address has {} bytes; at most {} are supported",
                           fabric.size(), sizeof own.fabric_address));
-  own.fabric_address_bytes = static_cast<std::uint16_t>(fabric.size());
+  own.endpoint_name_bytes = static_cast<std::uint16_t>(fabric.size());
   std::memcpy(own.fabric_address, fabric.data(), fabric.size());
   std::strncpy(own.control_address, network.address().c_str(), sizeof own.control_address - 1);
   if (const char* limit = std::getenv("FI_OFI_RXM_EAGER_LIMIT"))
@@ -192,7 +192,7 @@ ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& who,
     return known;
   }
   const auto* bytes = reinterpret_cast<const std::byte*>(who.fabric_address);
-  known.address = network_->endpoint().add_peer({bytes, bytes + who.fabric_address_bytes});
+  known.address = network_->endpoint().add_peer({bytes, bytes + who.endpoint_name_bytes});
   addresses_[who.memory_id] = known.address;
   return known;
 }
@@ -202,8 +202,8 @@ void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
                                 const Notice& notice) noexcept {
   const auto kind = static_cast<GroupNotice>(notice.kind);
   if (kind == GroupNotice::wake) return self_->wake_progress_thread();
-  if (const auto members = inbox_->find_group(from, notice))
-    return members->handle_notice(*from, notice);
+  if (const auto membership = inbox_->find_group(from, notice))
+    return membership->handle_notice(*from, notice);
   if (kind != GroupNotice::opened) return;
   if (const auto departure = inbox_->departure_of(notice.group_uid))
     network_->control().send_notice(from, *departure);
@@ -211,17 +211,17 @@ void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
 
 void ContextImpl::on_heartbeat() noexcept {
   run_deferred_frees();
-  for (const auto& members : inbox_->groups()) members->spread_failure();
+  for (const auto& membership : inbox_->groups()) membership->propagate_failure();
 }
 
-void ContextImpl::make_workers(const Members& members, int ranks_on_same_cpus) {
+void ContextImpl::make_workers(const Membership& membership, int ranks_on_same_cpus) {
   const std::lock_guard lock(mutex_);
   max_ranks_on_same_cpus_.store(
       std::max(ranks_on_same_cpus, max_ranks_on_same_cpus_.load(std::memory_order_relaxed)),
       std::memory_order_relaxed);
   if (workers_) return;
-  const int rank = members.rank();
-  const HostMap& host_map = members.host_map();
+  const int rank = membership.rank();
+  const HostMap& host_map = membership.host_map();
   const LocalPlacement placement{host_map.local_rank(rank),
                                  host_map.local_size(host_map.host_of(rank)), ranks_on_same_cpus,
                                  cpus_};
@@ -257,10 +257,10 @@ void ContextImpl::run_deferred_frees() noexcept {
   std::erase_if(deferred_frees_, [](const auto& group) { return group->try_free(); });
 }
 
-void ContextImpl::drop_in_child() noexcept {
+void ContextImpl::close_in_child() noexcept {
   forked_.store(true, std::memory_order_relaxed);
   // The child has none of the threads, and their locks may be held forever: leak their owners.
-  if (network_) network_->drop_in_child();
+  if (network_) network_->close_in_child();
   static_cast<void>(network_.release());
   static_cast<void>(monitor_.release());
   static_cast<void>(inbox_.release());
@@ -268,7 +268,7 @@ void ContextImpl::drop_in_child() noexcept {
   static_cast<void>(thread_pool_.release());
   static_cast<void>(workers_.release());
   // Close the descriptors of the job: a data-loader worker may outlive its rank.
-  arena_->memory()->drop_in_child();
+  arena_->memory()->close_in_child();
   pidfd_.reset();
 }
 

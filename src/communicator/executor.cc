@@ -18,17 +18,17 @@ const char* algorithm_name(std::uint8_t index) {
 Executor::Executor(ContextImpl& context, const GroupParts& parts)
     : context_(context),
       group_(*parts.local_group),
-      members_(*parts.members),
+      membership_(*parts.membership),
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
       board_(group_, context.heap(), algorithm_name, context.check_interrupt(), context.backoff()) {
-  if (members_.over_several_hosts()) connect_hosts(parts);
+  if (membership_.over_several_hosts()) make_channel(parts);
 }
 
-void Executor::connect_hosts(const GroupParts& parts) {
+void Executor::make_channel(const GroupParts& parts) {
   ofi::Network& network = context_.network();
   channel_ = std::make_unique<ofi::OfiChannel>(
-      network, members_,
+      network, membership_,
       ofi::OfiChannel::Options{parts.addresses, parts.group_tag, &log_, algorithm_name,
                                context_.check_interrupt()});
   board_.set_progress_network([&network] { network.progress(); });
@@ -48,12 +48,12 @@ void Executor::run(const Operation& operation, Milliseconds timeout) {
 
 void Executor::run_by(std::optional<Deadline> deadline, const Operation& operation,
                       Milliseconds timeout) {
-  if (group_.failed()) throw members_.fail(group_.failure());
+  if (group_.failed()) throw membership_.fail(group_.failure());
   const CollectiveTask task(operation, context_.workers());
-  OpRecord record = record_of(operation, members_.size(), context_.settings().wire_format);
+  OpRecord record = record_of(operation, membership_.size(), context_.settings().wire_format);
   const Algorithm& algorithm =
       context_.algorithms().select(operation.op, record.count * task.element_bytes(),
-                                   members_.size(), operation.dtype, channel_ != nullptr);
+                                   membership_.size(), operation.dtype, channel_ != nullptr);
   record.algorithm = index_of(algorithm);
   log(record);
   try {
@@ -62,14 +62,14 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
              : algorithm.run(board_, task);
     board_.end();
   } catch (const Error& error) {
-    const Error reason = members_.fail(error);
+    const Error reason = membership_.fail(error);
     board_.fail();
     throw reason;
   } catch (...) {
-    members_.fail(
+    membership_.fail(
         Error(Errc::aborted,
-              formatted("rank {} was interrupted in {}", members_.rank(), board_.operation()),
-              {members_.rank()}));
+              formatted("rank {} was interrupted in {}", membership_.rank(), board_.operation()),
+              {membership_.rank()}));
     board_.fail();
     throw;
   }
@@ -85,26 +85,26 @@ void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record
   if (channel_->has_outstanding()) context_.progress().notify();
 }
 
-void Executor::run(const OperationSequence& sequence, Milliseconds timeout) {
+void Executor::run(const OperationList& sequence, Milliseconds timeout) {
   const Deadline deadline = deadline_after(timeout);
   const auto run = [&](const Operation& operation) {
     validate(operation,
-             {members_.rank(), members_.size(), members_.name(), group_.layout().chunk_bytes});
+             {membership_.rank(), membership_.size(), membership_.name(), group_.layout().chunk_bytes});
     if (is_point_to_point(operation.op))
       throw Error(Errc::invalid_argument,
-                  formatted("a sequence of group {} may run collectives only", members_.name()));
+                  formatted("a sequence of group {} may run collectives only", membership_.name()));
     run_by(deadline, operation, timeout);
   };
   try {
     sequence.body(run);
   } catch (const Error& error) {
-    members_.fail(error);  // the other ranks wait for the rest of the sequence
+    membership_.fail(error);  // the other ranks wait for the rest of the sequence
     throw;
   } catch (const std::exception& error) {
-    members_.fail(Error(Errc::aborted,
+    membership_.fail(Error(Errc::aborted,
                         formatted("{} of group {} failed on rank {}: {}", sequence.name,
-                                  members_.name(), members_.rank(), error.what()),
-                        {members_.rank()}));
+                                  membership_.name(), membership_.rank(), error.what()),
+                        {membership_.rank()}));
     throw;
   }
 }

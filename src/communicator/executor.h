@@ -29,7 +29,7 @@ class Executor {
 
   /// Runs the operation to its end, or throws its error after marking the group as failed.
   void run(const Operation& operation, Milliseconds timeout);
-  void run(const OperationSequence& sequence, Milliseconds timeout);
+  void run(const OperationList& sequence, Milliseconds timeout);
 
   /// Waits until messages to other hosts have been sent, at most until `deadline`.
   void close(Deadline deadline) noexcept;
@@ -42,11 +42,11 @@ class Executor {
                       Milliseconds timeout);
   /// Assigns the sequence number and the digest, and appends the record to the log.
   void log(OpRecord& record);
-  void connect_hosts(const GroupParts& parts);
+  void make_channel(const GroupParts& parts);
 
   ContextImpl& context_;
   shm::LocalGroup& group_;
-  Members& members_;
+  Membership& membership_;
   OperationLog& log_;         // in this rank's region
   std::uint32_t sequence_;    // of the last operation
   std::uint64_t digest_ = 0;  // after the last operation

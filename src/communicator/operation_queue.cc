@@ -21,7 +21,7 @@ CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, const Oper
   operation_.out_blocks = out_blocks_;
 }
 
-CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationSequence sequence,
+CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList sequence,
                                Communicator::CallOptions options)
     : WorkState(std::move(options)), queue_(std::move(queue)), sequence_(std::move(sequence)) {}
 
@@ -66,7 +66,7 @@ class OperationQueue::CallbackScope {
     innermost_scope = outer_;
     const Lock lock(queue_);
     remove_gate();
-    if (queue_.state() != State::running && queue_.next_can_start()) queue_.submit_pool_job();
+    if (queue_.state() != State::running && queue_.next_can_start()) queue_.submit_pool_task();
   }
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
@@ -112,7 +112,7 @@ std::string CollectiveWork::description() const {
 namespace {
 
 std::uint32_t operations_in(const Operation& /*operation*/) { return 1; }
-std::uint32_t operations_in(const OperationSequence& sequence) { return sequence.operations; }
+std::uint32_t operations_in(const OperationList& sequence) { return sequence.operations; }
 
 /// The queue whose operation this thread is running.
 thread_local const OperationQueue* running_queue = nullptr;
@@ -155,15 +155,15 @@ std::shared_ptr<CollectiveWork> OperationQueue::start(const Entry& entry,
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   // Also if the caller will wait at once: it may not, and the peers need this rank. A running or
   // lingering thread looks at the queue when it is done.
-  if (state() == State::ready && next_can_start()) submit_pool_job();
+  if (state() == State::ready && next_can_start()) submit_pool_task();
   return work;
 }
 
 template bool OperationQueue::try_run(const Operation&, Milliseconds);
-template bool OperationQueue::try_run(const OperationSequence&, Milliseconds);
+template bool OperationQueue::try_run(const OperationList&, Milliseconds);
 template std::shared_ptr<CollectiveWork> OperationQueue::start(const Operation&,
                                                                Communicator::CallOptions);
-template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationSequence&,
+template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationList&,
                                                                Communicator::CallOptions);
 
 // --- gates ---
@@ -225,8 +225,8 @@ void OperationQueue::require_open() const {
   if (closed_) throw Error(Errc::aborted, formatted("group {} is closed", group_));
 }
 
-void OperationQueue::submit_pool_job() {
-  if (std::exchange(pool_job_pending_, true)) return;
+void OperationQueue::submit_pool_task() {
+  if (std::exchange(pool_task_pending_, true)) return;
   thread_pool_.submit([self = shared_from_this()] { self->run_on_pool(); });
 }
 
@@ -272,14 +272,14 @@ void OperationQueue::release_to(State next) {
   const Lock lock(*this);
   set_state(next);
   // A pool thread that came while the queue was running has gone.
-  if (next == State::ready && next_can_start()) submit_pool_job();
+  if (next == State::ready && next_can_start()) submit_pool_task();
 }
 
 void OperationQueue::stop_lingering() {
   const Lock lock(*this);
   if (state() == State::running) return;
   set_state(State::ready);
-  if (next_can_start()) submit_pool_job();
+  if (next_can_start()) submit_pool_task();
 }
 
 // --- running ---
@@ -323,7 +323,7 @@ bool OperationQueue::withdraw(const Work& work, const Error& reason) {
 void OperationQueue::run_on_pool() {
   {
     const Lock lock(*this);
-    pool_job_pending_ = false;
+    pool_task_pending_ = false;
   }
   while (const WorkPtr work = try_take_next(Deadline::max())) run_entry(work);
 }

@@ -26,7 +26,7 @@
 //                                                run callbacks or to sleep; submits a pool job if
 //                                                an entry can start
 //
-// Independent of the state, pool_job_pending_ is set from the submission of a pool job until the
+// Independent of the state, pool_task_pending_ is set from the submission of a pool job until the
 // job runs: a waiter often runs the entry before the pool thread wakes, and a second job would wake
 // a second thread for nothing.
 //
@@ -66,7 +66,7 @@ class CollectiveWork final : public WorkState {
  public:
   CollectiveWork(std::shared_ptr<OperationQueue> queue, const Operation& operation,
                  Communicator::CallOptions options);
-  CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationSequence sequence,
+  CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList sequence,
                  Communicator::CallOptions options);
 
   void on_done_in_order(std::function<void()> callback) override;
@@ -82,7 +82,7 @@ class CollectiveWork final : public WorkState {
   std::vector<ConstBlock> in_blocks_;
   std::vector<Block> out_blocks_;
   Operation operation_;
-  std::optional<OperationSequence> sequence_;
+  std::optional<OperationList> sequence_;
 };
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
@@ -96,7 +96,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
         check_interrupt_(std::move(check_interrupt)) {}
 
   /// Runs the entry on this thread if nothing else is queued or running; else returns false.
-  /// `Entry` is Operation or OperationSequence.
+  /// `Entry` is Operation or OperationList.
   template <class Entry>
   bool try_run(const Entry& entry, Milliseconds timeout);
   template <class Entry>
@@ -143,7 +143,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   [[nodiscard]] CallbackScope* current_scope() const;
   [[nodiscard]] bool has_work() const;
   [[nodiscard]] bool next_can_start() const { return !entries_.empty() && entries_.front(); }
-  void submit_pool_job();
+  void submit_pool_task();
   void require_open() const;
 
   ThreadPool& thread_pool_;
@@ -156,7 +156,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::atomic<State> state_{State::idle};
   std::mutex mutex_;  // guards what follows, and all other changes of state_
   bool closed_ = false;
-  bool pool_job_pending_ = false;
+  bool pool_task_pending_ = false;
   Entries entries_;
 };
 

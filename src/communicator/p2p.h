@@ -21,7 +21,7 @@
 #include "communicator/p2p_failure.h"
 #include "communicator/p2p_protocol.h"
 #include "communicator/p2p_work.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/ofi_p2p.h"
 #include "transport/shm/local_group.h"
 
@@ -33,7 +33,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
  public:
   /// Callbacks of completed works run through `run_elsewhere`: threads that move data must not run
   /// user code, which may wait for that very data. `ofi_p2p` is null if all ranks are on this host.
-  P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Members> members,
+  P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> membership,
       std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
       WorkState::Submit run_elsewhere, std::function<void()> check_interrupt,
       BackoffPolicy backoff);
@@ -42,7 +42,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   bool cancel(const P2pWork& work);
   /// Moves data until the work is done, at most until `deadline`. Called by Work::wait().
   void wait_for(P2pWork& work, Deadline deadline);
-  [[nodiscard]] const std::string& group_name() const noexcept { return members_->name(); }
+  [[nodiscard]] const std::string& group_name() const noexcept { return membership_->name(); }
 
   /// Moves what can be moved; true if anything moved. `check_failures` also checks deadlines and
   /// lost peers.
@@ -81,7 +81,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   void complete(const std::vector<P2pWorkPtr>& finished);
 
   std::shared_ptr<shm::LocalGroup> group_;
-  std::shared_ptr<Members> members_;
+  std::shared_ptr<Membership> membership_;
   std::unique_ptr<ofi::OfiP2p> ofi_p2p_;
   ProgressThread& progress_;
   WorkState::Submit run_elsewhere_;

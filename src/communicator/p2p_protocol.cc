@@ -23,16 +23,16 @@ std::exception_ptr aborted(const std::string& text) {
 
 }  // namespace
 
-P2pProtocol::P2pProtocol(shm::LocalGroup& group, Members& members, ofi::OfiP2p* ofi_p2p,
+P2pProtocol::P2pProtocol(shm::LocalGroup& group, Membership& membership, ofi::OfiP2p* ofi_p2p,
                          std::size_t eager_bytes)
-    : members_(members),
+    : membership_(membership),
       ofi_p2p_(ofi_p2p),
       eager_bytes_(eager_bytes),
-      peers_(static_cast<std::size_t>(members.size())) {
-  for (int rank = 0; rank < members_.size(); ++rank) {
-    if (members_.is_local(rank))
+      peers_(static_cast<std::size_t>(membership.size())) {
+  for (int rank = 0; rank < membership_.size(); ++rank) {
+    if (membership_.is_local(rank))
       queues(rank).link =
-          std::make_unique<shm::ShmLink>(group, members_.host_map().local_rank(rank), eager_bytes_);
+          std::make_unique<shm::ShmLink>(group, membership_.host_map().local_rank(rank), eager_bytes_);
     else
       queues(rank).link = ofi_p2p_->link_to(rank);
   }
@@ -48,7 +48,7 @@ void P2pProtocol::start(const P2pWorkPtr& work) {
 }
 
 void P2pProtocol::start_receive(const P2pWorkPtr& receive) {
-  open_traffic_with(receive->operation.root);
+  subscribe_to(receive->operation.root);
   const auto message = match_queue_.take_message(receive->operation);
   if (!message) return match_queue_.post(receive);
   message->eager ? deliver_eager(receive, message->source, message->payload.data(), message->bytes)
@@ -57,18 +57,18 @@ void P2pProtocol::start_receive(const P2pWorkPtr& receive) {
 
 /// A receiver must get the departure notice of a rank of another host, also if they have exchanged
 /// no message yet.
-void P2pProtocol::open_traffic_with(int source) {
-  if (!members_.over_several_hosts()) return;
-  for (int rank = 0; rank < members_.size(); ++rank)
-    if ((source == rank || source == kAnySource) && !members_.is_local(rank))
-      members_.open_traffic(rank);
+void P2pProtocol::subscribe_to(int source) {
+  if (!membership_.over_several_hosts()) return;
+  for (int rank = 0; rank < membership_.size(); ++rank)
+    if ((source == rank || source == kAnySource) && !membership_.is_local(rank))
+      membership_.subscribe(rank);
 }
 
 bool P2pProtocol::advance() {
   bool moved = false;
   if (ofi_p2p_) ofi_p2p_->collect();
-  for (int rank = 0; rank < members_.size(); ++rank) moved |= take_cells(rank);
-  for (int rank = 0; rank < members_.size(); ++rank) moved |= post_cells(rank);
+  for (int rank = 0; rank < membership_.size(); ++rank) moved |= take_cells(rank);
+  for (int rank = 0; rank < membership_.size(); ++rank) moved |= post_cells(rank);
   return moved;
 }
 
@@ -131,9 +131,9 @@ bool P2pProtocol::check_size(const P2pWorkPtr& receive, int source, std::uint64_
   finish(receive, std::make_exception_ptr(Error(
                       Errc::mismatch,
                       formatted("group {}: rank {} receives {} bytes with tag {}, but {} sent {}",
-                                members_.name(), members_.rank(), receive->operation.count,
-                                receive->operation.tag, members_.who(source), bytes),
-                      {members_.rank(), source})));
+                                membership_.name(), membership_.rank(), receive->operation.count,
+                                receive->operation.tag, membership_.who(source), bytes),
+                      {membership_.rank(), source})));
   return false;
 }
 
@@ -158,7 +158,7 @@ bool P2pProtocol::post_cells(int destination) {
   PeerQueues& to = queues(destination);
   bool moved = false;
   while (post_one(to)) moved = true;
-  if (moved) to.link->wake_receiver();
+  if (moved) to.link->wake_peer();
   return moved;
 }
 
@@ -246,7 +246,7 @@ bool P2pProtocol::cancel(const P2pWork& work) {
     }
   }
   if (!cancelled) return false;
-  finish(cancelled, aborted(formatted("{} was cancelled", work.describe(members_.name()))));
+  finish(cancelled, aborted(formatted("{} was cancelled", work.describe(membership_.name()))));
   return true;
 }
 

@@ -15,7 +15,7 @@ P2pWork::P2pWork(std::shared_ptr<P2p> engine, const Operation& op,
 
 void P2pWork::progress_until_done(Deadline latest) { engine_->wait_for(*this, latest); }
 
-bool P2pWork::cancel() noexcept { return !is_inherited() && engine_->cancel(*this); }
+bool P2pWork::cancel() noexcept { return !is_in_forked_child() && engine_->cancel(*this); }
 
 std::string P2pWork::description() const { return describe(engine_->group_name()); }
 

@@ -11,7 +11,7 @@ namespace {
 
 class Validator {
  public:
-  Validator(const Operation& operation, const GroupShape& group)
+  Validator(const Operation& operation, const ValidationLimits& group)
       : o_(operation),
         rank_(group.rank),
         size_(group.size),
@@ -123,7 +123,7 @@ class Validator {
 
 }  // namespace
 
-void validate(const Operation& operation, const GroupShape& group) {
+void validate(const Operation& operation, const ValidationLimits& group) {
   Validator(operation, group).run();
 }
 

@@ -9,7 +9,7 @@
 namespace tccl {
 
 /// The group that an operation is validated for.
-struct GroupShape {
+struct ValidationLimits {
   int rank;
   int size;
   const std::string& name;
@@ -17,6 +17,6 @@ struct GroupShape {
 };
 
 /// Throws Error{invalid_argument} that names the argument.
-void validate(const Operation& operation, const GroupShape& group);
+void validate(const Operation& operation, const ValidationLimits& group);
 
 }  // namespace tccl

@@ -8,7 +8,7 @@ void require(bool condition, const char* reason) {
 
 ConnectorResponse Handshake::respond_to(const Challenge& challenge,
                                         const RemoteProcess::Identity& self,
-                                        const Digest& acceptor_id) {
+                                        const Bytes32& acceptor_id) {
   require(stage_ == Stage::awaits_challenge, "the peer sent an unexpected challenge");
   challenge_ = challenge;
   response_ = respond(secret_, challenge, handshake_context(acceptor_id, self));
@@ -17,7 +17,7 @@ ConnectorResponse Handshake::respond_to(const Challenge& challenge,
 }
 
 void Handshake::check_confirmation(const AcceptorConfirmation& confirmation,
-                                   const RemoteProcess::Identity& self, const Digest& acceptor_id) {
+                                   const RemoteProcess::Identity& self, const Bytes32& acceptor_id) {
   require(stage_ == Stage::awaits_confirmation, "the peer sent an unexpected confirmation");
   require(confirmation.id == acceptor_id, "another process listens on the peer's port");
   require(verify(secret_, challenge_, response_, confirmation.confirmation,
@@ -27,7 +27,7 @@ void Handshake::check_confirmation(const AcceptorConfirmation& confirmation,
 }
 
 AcceptorConfirmation Handshake::check_response(const ConnectorResponse& response,
-                                               const std::string* secret, const Digest& own_id) {
+                                               const std::string* secret, const Bytes32& own_id) {
   require(stage_ == Stage::awaits_response, "the peer sent an unexpected response");
   require(secret != nullptr, "the peer does not know a secret of this job");
   const std::string context = handshake_context(own_id, response.identity);

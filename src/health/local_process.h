@@ -23,7 +23,7 @@ class LocalProcess {
       : memory_(std::move(memory)), host_(std::move(host)), pid_(pid) {}
 
   [[nodiscard]] std::byte* base() const noexcept { return memory_->base(); }
-  [[nodiscard]] const Digest& id() const noexcept { return memory_->id(); }
+  [[nodiscard]] const Bytes32& id() const noexcept { return memory_->id(); }
   /// "host b, pid 4711"
   [[nodiscard]] std::string where() const;
 

@@ -50,7 +50,7 @@ class PeerTable {
 
  private:
   std::map<KeyId, std::string> secrets_;
-  std::map<Digest, std::weak_ptr<RemotePeer>> peers_;
+  std::map<Bytes32, std::weak_ptr<RemotePeer>> peers_;
 };
 
 }  // namespace tccl::control

@@ -17,14 +17,14 @@
 namespace tccl {
 
 struct ProcessPage {
-  Digest token;                    // random; proves that a mapping is the memory of the PeerInfo
+  Bytes32 token;                    // random; proves that a mapping is the memory of the PeerInfo
   pthread_mutex_t liveness_mutex;  // robust, held by the monitor thread
-  alignas(64) std::atomic<std::uint32_t> heartbeats;       // incremented every kHeartbeatPeriod
+  alignas(64) std::atomic<std::uint32_t> heartbeats;       // incremented every kLocalHeartbeatInterval
   std::atomic<std::uint32_t> departed;                     // 1 after an orderly close
   alignas(64) std::atomic<std::uint32_t> progress_signal;  // wakes the owner's progress thread
 };
 
-inline constexpr auto kHeartbeatPeriod = std::chrono::milliseconds(200);
+inline constexpr auto kLocalHeartbeatInterval = std::chrono::milliseconds(200);
 /// A counter that does not change for this long means stalled (stopped, swapped out, in a
 /// debugger), not dead.
 inline constexpr auto kStalledAfter = std::chrono::milliseconds(700);

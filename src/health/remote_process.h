@@ -15,7 +15,7 @@ namespace tccl {
 class RemoteProcess {
  public:
   struct Identity {
-    Digest id{};  // random, one per context
+    Bytes32 id{};  // random, one per context
     std::string host;
     int pid = 0;
     std::string address;     // numeric

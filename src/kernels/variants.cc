@@ -18,7 +18,7 @@ void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes
 void copy_nontemporal_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_nontemporal_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
-extern const PackKernels kPackKernelsBaseline, kPackKernelsAvx2, kPackKernelsAvx512,
+extern const CompressionKernels kPackKernelsBaseline, kPackKernelsAvx2, kPackKernelsAvx512,
     kPackKernelsAvx512Bf16;
 
 namespace {

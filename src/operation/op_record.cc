@@ -7,15 +7,15 @@ namespace tccl {
 namespace {
 
 /// Below this size compression does not save time.
-constexpr std::size_t kMinPackedBytes = std::size_t{32} << 10;
+constexpr std::size_t kMinCompressedBytes = std::size_t{32} << 10;
 
 /// Only float32 sums can be packed, and only those whose result goes to all ranks.
 WireFormat wire_format_of(const Operation& o, std::size_t elements, WireFormat default_format) {
   const ReduceOp op = o.reduction.op;
-  const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
+  const bool compresses = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
                      (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum) &&
-                     elements * sizeof(float) >= kMinPackedBytes;
-  if (!packs) return WireFormat::uncompressed;
+                     elements * sizeof(float) >= kMinCompressedBytes;
+  if (!compresses) return WireFormat::uncompressed;
   return o.wire_format == WireFormat::by_setting ? default_format : o.wire_format;
 }
 

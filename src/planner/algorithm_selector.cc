@@ -57,7 +57,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 AlgorithmSelector::AlgorithmSelector(const Settings& settings) {
   const auto entries = [this](Op op) -> auto& { return entries_[static_cast<std::size_t>(op)]; };
   for (const Algorithm& row : algorithms())
-    for (const DefaultRule& rule : row.rules)
+    for (const AlgorithmDefault& rule : row.rules)
       entries(row.op).push_back({.algorithm = &row,
                                  .from_bytes = rule.from_bytes,
                                  .from_ranks = rule.from_ranks,
@@ -97,8 +97,8 @@ const Algorithm& AlgorithmSelector::select(Op op, std::size_t bytes, int ranks, 
   return *std::find_if(entries.rbegin(), entries.rend(), applies)->algorithm;
 }
 
-std::vector<AlgorithmChoice> AlgorithmSelector::choices() const {
-  std::vector<AlgorithmChoice> rows;
+std::vector<AlgorithmRule> AlgorithmSelector::choices() const {
+  std::vector<AlgorithmRule> rows;
   for (const auto& entries : entries_)
     for (const Entry& entry : entries)
       rows.push_back({entry.algorithm->op, entry.algorithm->name, entry.algorithm->doc,

@@ -23,7 +23,7 @@ class AlgorithmSelector {
   /// Throws Error{invalid_argument} for a setting that names an unknown algorithm or a bad range.
   explicit AlgorithmSelector(const Settings& settings);
   /// All rules, for tccl::info().
-  [[nodiscard]] std::vector<AlgorithmChoice> choices() const;
+  [[nodiscard]] std::vector<AlgorithmRule> choices() const;
   [[nodiscard]] const Algorithm& select(Op op, std::size_t bytes, int ranks, DType dtype,
                                         bool several_hosts = false) const;
 

@@ -37,7 +37,7 @@ WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& p
   plan.cpus = cpus_for(settings.worker_cpus, static_cast<std::size_t>(placement.rank),
                        static_cast<std::size_t>(plan.count));
   plan.unpinned_cpus = placement.cpus;
-  plan.start_eagerly = settings.worker_count.has_value() || !settings.worker_cpus.empty();
+  plan.start_at_once = settings.worker_count.has_value() || !settings.worker_cpus.empty();
   return plan;
 }
 

@@ -37,12 +37,12 @@ Fd open_event() {
 }  // namespace
 
 StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait) {
-  const Digest digest = hmac_sha256(options.secret, "keys");
+  const Bytes32 digest = hmac_sha256(options.secret, "keys");
   return {*options.store, to_hex(std::span(digest).first(8)), options.deadline,
           std::move(check_wait)};
 }
 
-void publish_host_coordinator(const StoreClient& client, const RendezvousOptions& options,
+void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,
                               int coordinator_rank) {
   const std::vector<std::string> coordinators = store_gather(
       client, kCoordinatorRound, options.rank, options.size, std::to_string(coordinator_rank));
@@ -95,14 +95,14 @@ HostCoordinators HostDiscovery::result() {
 
 void HostDiscovery::run(const RendezvousOptions& options) {
   try {
-    WaitingMark waiting(*options.store, options.rank);
+    JoinRecordWriter waiting(*options.store, options.rank);
     StoreClient client = store_client_for(options, {});
     client.check_wait = [this, &client, &waiting] {
       if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
       waiting.set();
       throw_if_failure_published(client);
     };
-    publish_host_coordinator(client, options, options.rank);
+    gather_host_coordinators(client, options, options.rank);
     coordinators_ = read_host_coordinators(client, options);
   } catch (...) {
     error_ = std::current_exception();

@@ -29,7 +29,7 @@ using HostCoordinators = std::vector<int>;
 StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait);
 
 /// Called by every rank.
-void publish_host_coordinator(const StoreClient& client, const RendezvousOptions& options,
+void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,
                               int coordinator_rank);
 /// Called once, when the coordinators of all hosts have read the table.
 void remove_host_coordinators(const StoreClient& client) noexcept;

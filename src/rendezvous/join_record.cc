@@ -36,7 +36,7 @@ JoinRecord read_join_record(Store& store, int rank) {
   }
 }
 
-void WaitingMark::set() {
+void JoinRecordWriter::set() {
   if (std::exchange(is_set_, true)) return;
   store_.set(key_of(rank_), this_process() + std::string(kWaiting));
 }

@@ -21,9 +21,9 @@ JoinRecord read_join_record(Store& store, int rank);
 
 /// Marks this rank's record as waiting, once. Called from polling loops, so that a rendezvous that
 /// completes without waiting costs no store operation.
-class WaitingMark {
+class JoinRecordWriter {
  public:
-  WaitingMark(Store& store, int rank) : store_(store), rank_(rank) {}
+  JoinRecordWriter(Store& store, int rank) : store_(store), rank_(rank) {}
   void set();
 
  private:

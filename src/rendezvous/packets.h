@@ -57,7 +57,7 @@ void throw_if_failed(const Status& status);
 
 /// Throws if the next packet is a failed Status instead of the expected one. The socket must be
 /// readable.
-void throw_if_status(int socket, Deadline deadline);
+void throw_if_failure_received(int socket, Deadline deadline);
 
 template <class T>
 std::string_view as_bytes(const T& packet) {

@@ -73,7 +73,7 @@ void check_valid(const std::string& group, const PeerInfo& received, int ranks, 
                      received.host_index < hosts && is_terminated(received.host) &&
                      is_terminated(received.control_address) && is_terminated(received.provider) &&
                      is_terminated(received.eager_limit) &&
-                     received.fabric_address_bytes <= sizeof received.fabric_address;
+                     received.endpoint_name_bytes <= sizeof received.fabric_address;
   if (!valid) throw init_error(group, Errc::system, "the store contains an invalid PeerInfo");
 }
 

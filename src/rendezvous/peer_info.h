@@ -17,8 +17,8 @@ struct PeerInfo {
   std::int32_t size = 0;
   std::int32_t pid = 0;
   std::uint32_t first_sequence = 0;
-  Digest memory_id{};
-  Digest token{};
+  Bytes32 memory_id{};
+  Bytes32 token{};
   std::uint64_t memory_bytes = 0;
   std::uint64_t region_offset = 0;  // of the group's region in that memory
   std::uint64_t chunk_bytes = 0;    // settings that determine the layout of the region
@@ -31,7 +31,7 @@ struct PeerInfo {
   std::uint32_t wire_format = 0;
   std::uint32_t group_tag = 0;  // in the tags of messages to this rank
   std::uint16_t control_port = 0;
-  std::uint16_t fabric_address_bytes = 0;
+  std::uint16_t endpoint_name_bytes = 0;
   char control_address[64] = {};
   char provider[32] = {};
   char eager_limit[16] = {};  // FI_OFI_RXM_EAGER_LIMIT; libfabric refuses peers with another one

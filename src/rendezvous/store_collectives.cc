@@ -11,7 +11,7 @@
 namespace tccl {
 namespace {
 
-constexpr std::chrono::milliseconds kPollPeriod{100};
+constexpr std::chrono::milliseconds kPollInterval{100};
 
 using Entries = std::vector<std::pair<std::uint32_t, std::string>>;  // {index, text}
 
@@ -81,7 +81,7 @@ std::string StoreClient::key(std::string_view round, int index) const {
 
 std::string StoreClient::read(const std::string& key) const {
   for (;;) {
-    const Deadline next_poll = std::min(deadline, Clock::now() + kPollPeriod);
+    const Deadline next_poll = std::min(deadline, Clock::now() + kPollInterval);
     try {
       return store.get(key, time_left(next_poll));
     } catch (const Error& error) {

@@ -43,7 +43,7 @@ class Link {
   /// Requires has_room().
   virtual void post(const CellHeader& header, const void* payload) = 0;
   /// Wakes a receiver that sleeps. Call after one or more post().
-  virtual void wake_receiver() = 0;
+  virtual void wake_peer() = 0;
   /// Wakes the receiver's progress thread, in case no thread of the receiver polls this link.
   virtual void wake_progress_thread() = 0;
 

@@ -86,8 +86,8 @@ TEST(Sequences, RunBesideOtherOperationsOfTheGroup) {
       float b = 2;
       float c = 3;
       const Work sequence =
-          comm->start(tccl::OperationSequence{"two sums", 2,
-                                              [&](const tccl::OperationSequence::Run& run) {
+          comm->start(tccl::OperationList{"two sums", 2,
+                                              [&](const tccl::OperationList::Run& run) {
                                                 run(sum(&a));
                                                 b *= a;
                                                 run(sum(&b));

@@ -231,7 +231,7 @@ class MissingRanks : public ::testing::Test {
   }
   void join(int rank, bool waiting) {
     publish_joined(store_, rank);
-    if (waiting) WaitingMark(store_, rank).set();
+    if (waiting) JoinRecordWriter(store_, rank).set();
   }
 
   MemoryStore store_;

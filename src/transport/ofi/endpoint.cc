@@ -117,15 +117,15 @@ void Endpoint::open(fi_info& info) {
   name_.resize(bytes);
 }
 
-FabricAddress Endpoint::add_peer(const Name& name) {
+FiAddr Endpoint::add_peer(const Name& name) {
   const std::lock_guard lock(mutex_);
-  FabricAddress peer = FI_ADDR_UNSPEC;
+  FiAddr peer = FI_ADDR_UNSPEC;
   const int added = ::fi_av_insert(addresses_.get(), name.data(), 1, &peer, 0, nullptr);
   if (added != 1) fail("fi_av_insert", added < 0 ? added : -FI_EINVAL);
   return peer;
 }
 
-bool Endpoint::send(FabricAddress peer, std::uint64_t tag, std::span<const std::byte> data,
+bool Endpoint::send(FiAddr peer, std::uint64_t tag, std::span<const std::byte> data,
                     Request& request) {
   const std::lock_guard lock(mutex_);
   prepare(request);
@@ -137,7 +137,7 @@ bool Endpoint::send(FabricAddress peer, std::uint64_t tag, std::span<const std::
   return true;
 }
 
-void Endpoint::abandon(Request& request) noexcept {
+void Endpoint::stop_counting(Request& request) noexcept {
   const std::lock_guard lock(mutex_);
   uncount(request);
 }
@@ -146,7 +146,7 @@ void Endpoint::uncount(Request& request) noexcept {
   if (std::exchange(request.is_unsent_, false)) unsent_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Endpoint::receive(FabricAddress peer, std::uint64_t tag, std::span<std::byte> data,
+bool Endpoint::receive(FiAddr peer, std::uint64_t tag, std::span<std::byte> data,
                        Request& request, std::uint64_t ignored_tag_bits) {
   const std::lock_guard lock(mutex_);
   prepare(request);

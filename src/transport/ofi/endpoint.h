@@ -50,7 +50,7 @@ class Request {
 };
 
 /// A peer of an Endpoint.
-using FabricAddress = fi_addr_t;
+using FiAddr = fi_addr_t;
 
 class Endpoint {
  public:
@@ -60,7 +60,7 @@ class Endpoint {
     std::uint16_t port = 0;  // 0: any
   };
   using Name = std::vector<std::byte>;  // as fi_getname() returns it
-  static constexpr FabricAddress kAnySource = FI_ADDR_UNSPEC;
+  static constexpr FiAddr kAnySource = FI_ADDR_UNSPEC;
 
   /// Throws Error{system}.
   explicit Endpoint(const Options& options);
@@ -72,19 +72,19 @@ class Endpoint {
   [[nodiscard]] const std::string& provider() const noexcept { return provider_; }
 
   /// The connection is made when the first message is sent.
-  FabricAddress add_peer(const Name& name);
+  FiAddr add_peer(const Name& name);
 
   /// Returns false if the queue is full (FI_EAGAIN): call progress() and try again.
-  bool send(FabricAddress peer, std::uint64_t tag, std::span<const std::byte> data,
+  bool send(FiAddr peer, std::uint64_t tag, std::span<const std::byte> data,
             Request& request);
   /// `ignored_tag_bits`: tag bits that need not match.
-  bool receive(FabricAddress peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
+  bool receive(FiAddr peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
                std::uint64_t ignored_tag_bits = 0);
   /// Requests cancellation; the request is done when progress() has completed it.
   void cancel(Request& request) noexcept;
 
   /// The send still runs, but no longer counts in unsent(): nobody needs it any more.
-  void abandon(Request& request) noexcept;
+  void stop_counting(Request& request) noexcept;
   /// Number of sends that have not completed. From any thread, for decisions only: relaxed.
   [[nodiscard]] std::size_t unsent() const noexcept {
     return unsent_.load(std::memory_order_relaxed);

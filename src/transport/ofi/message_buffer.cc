@@ -60,7 +60,7 @@ void BufferPool::cancel(MessageBuffer& buffer) {
   Endpoint* endpoint = endpoint_.load(std::memory_order_relaxed);
   if (endpoint == nullptr || buffer.is_idle()) return;
   if (buffer.is_receiving()) endpoint->cancel(buffer.incoming());
-  for (const auto& send : buffer.sends()) endpoint->abandon(*send.request);
+  for (const auto& send : buffer.sends()) endpoint->stop_counting(*send.request);
 }
 
 void BufferPool::reclaim_idle() {

@@ -86,7 +86,7 @@ class BufferPool {
   /// Cancels the buffer's requests; the buffer is reused when they have completed.
   void release(std::unique_ptr<MessageBuffer> buffer);
   /// In a forked child: later releases leak their buffer, because its locks may be held for ever.
-  void drop_in_child() noexcept {
+  void close_in_child() noexcept {
     in_forked_child_.store(true, std::memory_order_relaxed);  // one thread exists
   }
 

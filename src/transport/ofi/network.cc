@@ -81,8 +81,8 @@ void Network::post_cell_receives() {
   while (posted_.size() < kPostedReceives) {
     auto buffer = acquire_buffer();
     Request& request = buffer->request_from(-1, 0);
-    const std::uint64_t tag = tag_of(0, Traffic::point_to_point, 0);
-    const std::uint64_t any_group = tag_of(kMaxGroupTag, Traffic::collective, 0);
+    const std::uint64_t tag = tag_of(0, TrafficKind::point_to_point, 0);
+    const std::uint64_t any_group = tag_of(kMaxGroupTag, TrafficKind::collective, 0);
     if (!endpoint_->receive(Endpoint::kAnySource, tag,
                             buffer->first(NetworkChannel::kMaxMessageBytes), request, any_group))
       return;  // the queue is full: the next call posts the rest
@@ -105,7 +105,7 @@ void Network::sort_cells() {
   });
 }
 
-void Network::drop_in_child() noexcept { buffer_pool_->drop_in_child(); }
+void Network::close_in_child() noexcept { buffer_pool_->close_in_child(); }
 
 std::shared_ptr<MessageBuffer> Network::acquire_buffer() {
   return {buffer_pool_->acquire().release(), [buffer_pool = buffer_pool_](MessageBuffer* buffer) {

@@ -12,7 +12,7 @@
 
 #include "config/settings.h"
 #include "health/control_plane.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/endpoint.h"
 #include "transport/ofi/message_buffer.h"
 
@@ -22,14 +22,14 @@ constexpr std::uint32_t kMaxGroupTag = 0xfffff;
 
 /// The tag of a message, in 48 bits because some providers have no more: the receiver's group tag
 /// (20 bits), the kind of traffic (1), the sequence number of the message (27, modulo).
-constexpr std::uint64_t tag_of(std::uint32_t group_tag, Traffic traffic, std::uint64_t sequence) {
+constexpr std::uint64_t tag_of(std::uint32_t group_tag, TrafficKind traffic, std::uint64_t sequence) {
   return (std::uint64_t{group_tag & kMaxGroupTag} << 28) |
-         (std::uint64_t{traffic == Traffic::point_to_point} << 27) | (sequence & 0x7ffffff);
+         (std::uint64_t{traffic == TrafficKind::point_to_point} << 27) | (sequence & 0x7ffffff);
 }
 
 /// How to reach a rank of another host.
 struct RankAddress {
-  FabricAddress fabric_address = Endpoint::kAnySource;
+  FiAddr fabric_address = Endpoint::kAnySource;
   std::uint32_t group_tag = 0;  // of the receiver
 };
 
@@ -73,7 +73,7 @@ class Network {
   [[nodiscard]] bool has_outstanding() const noexcept { return endpoint_->unsent() != 0; }
 
   /// In a forked child: buffers are neither returned nor cancelled.
-  void drop_in_child() noexcept;
+  void close_in_child() noexcept;
 
   /// Flushes unsent messages, for a short time at most, and closes the control connections in
   /// order. Idempotent.

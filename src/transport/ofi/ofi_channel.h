@@ -13,7 +13,7 @@
 #include "base/function_ref.h"
 #include "base/wait.h"
 #include "operation/operation_log.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/network_channel.h"
 #include "transport/ofi/network.h"
 #include "transport/ofi/pending_sends.h"
@@ -30,10 +30,10 @@ class OfiChannel final : public NetworkChannel {
     AlgorithmName algorithm_name = nullptr;
     std::function<void()> check_interrupt;
   };
-  OfiChannel(Network& network, Members& members, Options options);
+  OfiChannel(Network& network, Membership& membership, Options options);
 
-  [[nodiscard]] int rank() const noexcept override { return members_.rank(); }
-  [[nodiscard]] const HostMap& host_map() const noexcept override { return members_.host_map(); }
+  [[nodiscard]] int rank() const noexcept override { return membership_.rank(); }
+  [[nodiscard]] const HostMap& host_map() const noexcept override { return membership_.host_map(); }
   [[nodiscard]] WireFormat format() const noexcept override { return record_.wire_format; }
   [[nodiscard]] MessagePtr acquire() override { return network_.acquire_buffer(); }
   void send(const MessagePtr& message, std::size_t bytes, std::span<const int> to) override;
@@ -75,7 +75,7 @@ class OfiChannel final : public NetworkChannel {
   [[nodiscard]] std::string operation() const;
 
   Network& network_;
-  Members& members_;
+  Membership& membership_;
   std::vector<RankAddress> addresses_;
   std::uint32_t own_group_tag_;
   const OperationLog& log_;

@@ -42,11 +42,11 @@ class OfiLink final : public Link {
   }
 
   void post(const CellHeader& header, const void* payload) override {
-    p2p_.members_.open_traffic(rank_);
+    p2p_.membership_.subscribe(rank_);
     auto buffer = p2p_.network_.acquire_buffer();
     if (header.payload_bytes > kCellBytes) throw Error(Errc::internal, "a cell is too long");
     const RankAddress& to = p2p_.addresses_[static_cast<std::size_t>(rank_)];
-    const Envelope envelope{{p2p_.members_.group_uid(), to.group_tag, p2p_.members_.rank()},
+    const Envelope envelope{{p2p_.membership_.group_uid(), to.group_tag, p2p_.membership_.rank()},
                             posted_++,
                             credit_,
                             header};
@@ -60,13 +60,13 @@ class OfiLink final : public Link {
     p2p_.update_sending();
   }
 
-  void wake_receiver() override {}
+  void wake_peer() override {}
   /// Rate-limited: a stopped receiver would accumulate wake-up notices.
   void wake_progress_thread() override {
     const auto now = Clock::now();
     if (now - last_wake_ < kWakeNoticeInterval) return;
     last_wake_ = now;
-    p2p_.members_.wake_progress_thread(rank_);
+    p2p_.membership_.wake_progress_thread(rank_);
   }
 
   bool take(Take each) override {
@@ -89,7 +89,7 @@ class OfiLink final : public Link {
   }
 
   [[nodiscard]] bool is_drained() const override {
-    return p2p_.members_.cannot_arrive(rank_, Traffic::point_to_point,
+    return p2p_.membership_.cannot_arrive(rank_, TrafficKind::point_to_point,
                                        p2p_.incoming_[static_cast<std::size_t>(rank_)].next);
   }
   void return_credit(std::uint64_t bytes) override { credit_ += bytes; }
@@ -106,10 +106,10 @@ class OfiLink final : public Link {
   std::deque<std::shared_ptr<MessageBuffer>> unsent_;
 };
 
-OfiP2p::OfiP2p(Network& network, Members& members, std::vector<RankAddress> addresses,
+OfiP2p::OfiP2p(Network& network, Membership& membership, std::vector<RankAddress> addresses,
                std::uint32_t own_group_tag)
     : network_(network),
-      members_(members),
+      membership_(membership),
       addresses_(std::move(addresses)),
       own_group_tag_(own_group_tag),
       incoming_(addresses_.size()) {}
@@ -120,20 +120,20 @@ bool OfiP2p::send_queued(int rank) {
   const auto found = queued_.find(rank);
   if (found == queued_.end()) return true;
   // libfabric would try for ever to connect to a process that has died.
-  const bool is_pointless = members_.failed() || members_.state_of(rank) != PeerState::alive;
+  const bool is_pointless = membership_.failed() || membership_.state_of(rank) != PeerState::alive;
   if (!is_pointless && !try_send(rank, found->second)) return false;
   queued_.erase(found);
   return true;
 }
 
 bool OfiP2p::send_all_queued() {
-  for (int rank = 0; !queued_.empty() && rank < members_.size(); ++rank) send_queued(rank);
+  for (int rank = 0; !queued_.empty() && rank < membership_.size(); ++rank) send_queued(rank);
   return queued_.empty();
 }
 
 bool OfiP2p::try_send(int rank, const QueuedCell& cell) {
   const RankAddress& to = addresses_[static_cast<std::size_t>(rank)];
-  const std::uint64_t tag = tag_of(to.group_tag, Traffic::point_to_point, 0);
+  const std::uint64_t tag = tag_of(to.group_tag, TrafficKind::point_to_point, 0);
   try {
     if (!network_.endpoint().send(to.fabric_address, tag, cell.buffer->first(cell.bytes),
                                   *cell.buffer->sends().front().request))
@@ -142,7 +142,7 @@ bool OfiP2p::try_send(int rank, const QueuedCell& cell) {
     note_send_error(rank, error.what());
     return true;
   }
-  members_.count_sent(rank, Traffic::point_to_point);
+  membership_.count_sent(rank, TrafficKind::point_to_point);
   pending_sends_.add(cell.buffer);
   return true;
 }
@@ -162,11 +162,11 @@ void OfiP2p::note_send_error(int rank, const std::string& reason) {
 
 /// If the peer or the group is lost, the waits of its messages report that.
 void OfiP2p::throw_if_unexplained() {
-  if (members_.failed() || members_.state_of(send_error_->rank) != PeerState::alive) return;
+  if (membership_.failed() || membership_.state_of(send_error_->rank) != PeerState::alive) return;
   if (Clock::now() - send_error_->since < kErrorGrace) return;
   throw Error(Errc::system,
-              formatted("group {}: sending to {}: {}", members_.name(),
-                        members_.who(send_error_->rank), send_error_->reason),
+              formatted("group {}: sending to {}: {}", membership_.name(),
+                        membership_.who(send_error_->rank), send_error_->reason),
               {send_error_->rank});
 }
 
@@ -175,8 +175,8 @@ void OfiP2p::add_arrived(const std::shared_ptr<MessageBuffer>& buffer) {
   Envelope envelope;
   std::memcpy(&envelope, buffer->header(), sizeof envelope);
   const int source = envelope.address.source;
-  const bool is_remote = source >= 0 && source < members_.size() && !members_.is_local(source);
-  if (!is_remote || envelope.address.group_uid != members_.group_uid() ||
+  const bool is_remote = source >= 0 && source < membership_.size() && !membership_.is_local(source);
+  if (!is_remote || envelope.address.group_uid != membership_.group_uid() ||
       envelope.cell.payload_bytes != buffer->incoming().bytes() - MessageBuffer::kHeaderBytes)
     return;
   Incoming& from = incoming_[static_cast<std::size_t>(source)];
@@ -184,7 +184,7 @@ void OfiP2p::add_arrived(const std::shared_ptr<MessageBuffer>& buffer) {
 }
 
 void OfiP2p::close(Deadline deadline) noexcept {
-  pending_sends_.close(network_, members_, deadline, [this] { return send_all_queued(); });
+  pending_sends_.close(network_, membership_, deadline, [this] { return send_all_queued(); });
   queued_.clear();
   update_sending();
   network_.release_group_tag(own_group_tag_);

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "transport/link.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/network.h"
 #include "transport/ofi/pending_sends.h"
 
@@ -22,7 +22,7 @@ namespace tccl::ofi {
 
 class OfiP2p {
  public:
-  OfiP2p(Network& network, Members& members, std::vector<RankAddress> addresses,
+  OfiP2p(Network& network, Membership& membership, std::vector<RankAddress> addresses,
          std::uint32_t own_group_tag);
 
   [[nodiscard]] std::unique_ptr<Link> link_to(int rank);
@@ -60,7 +60,7 @@ class OfiP2p {
   void throw_if_unexplained();
 
   Network& network_;
-  Members& members_;
+  Membership& membership_;
   std::vector<RankAddress> addresses_;
   std::uint32_t own_group_tag_;
   std::vector<Incoming> incoming_;  // by rank

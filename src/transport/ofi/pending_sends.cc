@@ -11,9 +11,9 @@ namespace {
 /// Between two polls of close().
 constexpr std::chrono::milliseconds kClosePollInterval{1};
 
-bool no_receiver_is_alive(const MessageBuffer& buffer, const Members& members) {
+bool no_receiver_is_alive(const MessageBuffer& buffer, const Membership& membership) {
   return std::ranges::all_of(buffer.sends(), [&](const MessageBuffer::Send& send) {
-    return members.state_of(send.to) != PeerState::alive;
+    return membership.state_of(send.to) != PeerState::alive;
   });
 }
 
@@ -46,13 +46,13 @@ std::optional<PendingSends::SendError> PendingSends::remove_completed_in_order()
   return first_error;
 }
 
-void PendingSends::close(Network& network, const Members& members, Deadline deadline,
+void PendingSends::close(Network& network, const Membership& membership, Deadline deadline,
                          FunctionRef<bool()> send_queued) noexcept {
   try {
-    while ((!send_queued() || !empty()) && !members.failed() && Clock::now() < deadline) {
+    while ((!send_queued() || !empty()) && !membership.failed() && Clock::now() < deadline) {
       network.progress();
       std::erase_if(buffers_, [&](const auto& buffer) {
-        return buffer->is_idle() || no_receiver_is_alive(*buffer, members);
+        return buffer->is_idle() || no_receiver_is_alive(*buffer, membership);
       });
       network.endpoint().sleep(empty() ? std::chrono::milliseconds(0) : kClosePollInterval);
     }

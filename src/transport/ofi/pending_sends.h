@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/function_ref.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/network.h"
 
 namespace tccl::ofi {
@@ -38,7 +38,7 @@ class PendingSends {
   /// Waits until every message was sent or its receivers have departed or died, the group has
   /// failed, or the deadline. `send_queued` sends messages that libfabric did not accept before;
   /// returns true if none remains. The list is empty afterwards.
-  void close(Network& network, const Members& members, Deadline deadline,
+  void close(Network& network, const Membership& membership, Deadline deadline,
              FunctionRef<bool()> send_queued) noexcept;
 
  private:

@@ -41,7 +41,7 @@ LocalGroup::~LocalGroup() {
     for (const Allocation& allocation : allocations_) arena_.deallocate(allocation);
 }
 
-void LocalGroup::set_members(std::vector<Member> members, std::vector<int> global_ranks,
+void LocalGroup::set_members(std::vector<LocalMember> members, std::vector<int> global_ranks,
                              int global_rank) {
   rank_ = static_cast<int>(std::ranges::find(global_ranks, global_rank) - global_ranks.begin());
   members_ = std::move(members);
@@ -123,8 +123,8 @@ void LocalGroup::mark_failed(Region& other) noexcept {
       expected, static_cast<std::uint32_t>(rank()) + 1,
       std::memory_order_acq_rel);  // pairs with failed(), is_marked_failed()
   doorbell_fence();
-  other.collective_doorbell.ring_if_sleeping();
-  other.p2p_doorbell.ring_if_sleeping();
+  other.collective_doorbell.notify_if_sleeping();
+  other.p2p_doorbell.notify_if_sleeping();
 }
 
 void LocalGroup::close() noexcept {
@@ -133,8 +133,8 @@ void LocalGroup::close() noexcept {
   // The loads of group_uid pair with LocalGroup() and try_free().
   for (int rank = 0; rank < size(); ++rank) {
     if (region(rank).group_uid.load(std::memory_order_acquire) != identity_.group_uid) continue;
-    region(rank).collective_doorbell.ring_if_sleeping();
-    region(rank).p2p_doorbell.ring_if_sleeping();
+    region(rank).collective_doorbell.notify_if_sleeping();
+    region(rank).p2p_doorbell.notify_if_sleeping();
   }
 }
 

@@ -16,24 +16,24 @@
 #include <vector>
 
 #include "health/local_process.h"
-#include "transport/local_members.h"
+#include "transport/local_membership.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/region.h"
 
 namespace tccl::shm {
 
-struct Member {
+struct LocalMember {
   std::shared_ptr<LocalProcess> peer;
   Region* region = nullptr;
   std::byte* body = nullptr;
 
-  Member(std::shared_ptr<LocalProcess> p, std::size_t region_offset)
+  LocalMember(std::shared_ptr<LocalProcess> p, std::size_t region_offset)
       : peer(std::move(p)),
         region(reinterpret_cast<Region*>(peer->base() + region_offset)),
         body(peer->base() + region->body_offset) {}
 };
 
-class LocalGroup final : public LocalMembers {
+class LocalGroup final : public LocalMembership {
  public:
   struct Identity {
     std::string name;
@@ -47,7 +47,7 @@ class LocalGroup final : public LocalMembers {
   LocalGroup(const LocalGroup&) = delete;
   LocalGroup& operator=(const LocalGroup&) = delete;
   /// `global_ranks` by local rank; `global_rank` is this rank's.
-  void set_members(std::vector<Member> members, std::vector<int> global_ranks, int global_rank);
+  void set_members(std::vector<LocalMember> members, std::vector<int> global_ranks, int global_rank);
 
   [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
   [[nodiscard]] const std::string& group_name() const noexcept override { return identity_.name; }
@@ -108,7 +108,7 @@ class LocalGroup final : public LocalMembers {
   std::vector<std::shared_ptr<const void>> kept_alive_;
   std::vector<Allocation> allocations_;  // header, body, and those of allocate_more()
   Region* mine_;
-  std::vector<Member> members_;
+  std::vector<LocalMember> members_;
   std::vector<int> global_ranks_;
   int rank_ = 0;
   /// Guards allocations_, kept_alive_, freed_ and the writing of the failure record.

@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kGraceForOtherHosts{1000};
 
 }  // namespace
 
-ShmBoard::ShmBoard(LocalGroup& group, Heap& heap, AlgorithmName algorithm_name,
+ShmBoard::ShmBoard(LocalGroup& group, TensorHeap& heap, AlgorithmName algorithm_name,
                    std::function<void()> check_interrupt, BackoffPolicy backoff)
     : group_(group),
       heap_(heap),
@@ -77,7 +77,7 @@ void ShmBoard::acknowledge_reads() {
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer) {
     PeerView& view = views_[static_cast<std::size_t>(peer)];
-    if (view.read_from) ring_if_awaited(peer);
+    if (view.read_from) notify_if_awaited(peer);
     view.read_from = false;
   }
   any_read_ = false;
@@ -132,10 +132,10 @@ void ShmBoard::post() {
                         std::memory_order_release);  // pairs with wait_for()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank()) ring_if_awaited(peer);
+    if (peer != rank()) notify_if_awaited(peer);
 }
 
-void ShmBoard::ring_if_awaited(int peer) {
+void ShmBoard::notify_if_awaited(int peer) {
   CollectiveDoorbell& doorbell = group_.region(peer).collective_doorbell;
   // Relaxed: the caller's doorbell_fence() pairs with the fence of sleep_until_arrived().
   if (doorbell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
@@ -192,7 +192,7 @@ bool ShmBoard::must_give_up(int peer) {
   const auto now = Clock::now();
   update_heartbeats(now);
   if (check_interrupt_ && now >= next_interrupt_check_) {
-    next_interrupt_check_ = now + kInterruptPeriod;
+    next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
   }
   // The rank that waits for another host names the rank at fault, so its timeout comes first.

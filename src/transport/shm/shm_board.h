@@ -15,7 +15,7 @@
 #include "base/function_ref.h"
 #include "health/heartbeat_watcher.h"
 #include "transport/board.h"
-#include "transport/shm/heap.h"
+#include "transport/shm/tensor_heap.h"
 #include "transport/shm/local_group.h"
 
 namespace tccl::shm {
@@ -25,7 +25,7 @@ class ShmBoard final : public Board {
   /// Error messages name algorithms, which this layer does not know.
   using AlgorithmName = const char* (*)(std::uint8_t index);
   /// `check_interrupt` may be empty; see Context::Options.
-  ShmBoard(LocalGroup& group, Heap& heap, AlgorithmName algorithm_name,
+  ShmBoard(LocalGroup& group, TensorHeap& heap, AlgorithmName algorithm_name,
            std::function<void()> check_interrupt, BackoffPolicy backoff);
 
   [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
@@ -87,7 +87,7 @@ class ShmBoard final : public Board {
   /// The next step that this rank posts.
   [[nodiscard]] GlobalStep next_global_step() const { return steps_before_ + step_; }
   void wait_for(int peer, GlobalStep global_step);
-  void ring_if_awaited(int peer);
+  void notify_if_awaited(int peer);
   void acknowledge_reads();
   void await_acknowledgements();
   [[nodiscard]] bool has_acknowledged(int peer) const;
@@ -105,7 +105,7 @@ class ShmBoard final : public Board {
   [[nodiscard]] std::string ranks_in_operation() const;
 
   LocalGroup& group_;
-  Heap& heap_;
+  TensorHeap& heap_;
   AlgorithmName algorithm_name_;
   std::function<void()> check_interrupt_;
   std::function<void()> progress_network_;

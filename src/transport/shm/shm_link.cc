@@ -27,9 +27,9 @@ void ShmLink::post(const CellHeader& header, const void* payload) {
   ring_->posted.store(++posted_, std::memory_order_release);  // pairs with take()
 }
 
-void ShmLink::wake_receiver() {
+void ShmLink::wake_peer() {
   doorbell_fence();
-  group_.region(peer_).p2p_doorbell.ring_if_sleeping();
+  group_.region(peer_).p2p_doorbell.notify_if_sleeping();
 }
 
 bool ShmLink::take(Take each) {
@@ -46,7 +46,7 @@ bool ShmLink::take(Take each) {
     each(header, cell + sizeof header);
   }
   mine().cells_taken.store(taken_, std::memory_order_release);  // pairs with has_room()
-  wake_receiver();
+  wake_peer();
   return true;
 }
 

@@ -16,7 +16,7 @@ class ShmLink final : public Link {
   [[nodiscard]] std::size_t cell_bytes() const noexcept override { return cell_bytes_; }
   [[nodiscard]] bool has_room() override;
   void post(const CellHeader& header, const void* payload) override;
-  void wake_receiver() override;
+  void wake_peer() override;
   void wake_progress_thread() override { group_.peer(peer_).wake_progress_thread(); }
   bool take(Take each) override;
   [[nodiscard]] bool is_drained() const override { return true; }  // a posted cell has arrived

@@ -1,6 +1,6 @@
 // Packed formats x counts x kinds of values, every variant of the kernels against plain loops
 // written from the description in pack.h, which share no code with the kernels.
-#include "kernels/pack.h"
+#include "kernels/compress.h"
 
 #include <gtest/gtest.h>
 #if defined(__SSE__)
@@ -223,13 +223,13 @@ class Buffer {
   Bytes bytes_;
 };
 
-const kernels::PackKernel& pack_kernel_for(const kernels::Variant& variant, WireFormat format) {
-  return format == WireFormat::int8 ? variant.pack_kernels->int8 : variant.pack_kernels->bfloat16;
+const kernels::CompressionKernel& compression_kernel_for(const kernels::Variant& variant, WireFormat format) {
+  return format == WireFormat::int8 ? variant.compression_kernels->int8 : variant.compression_kernels->bfloat16;
 }
 
 Bytes packed_by(const kernels::Variant& variant, const Values& values, WireFormat format) {
-  Buffer from(values.data(), 4 * values.size()), to(kernels::packed_bytes(format, values.size()));
-  pack_kernel_for(variant, format).pack(to.data(), from.data(), values.size());
+  Buffer from(values.data(), 4 * values.size()), to(kernels::compressed_bytes(format, values.size()));
+  compression_kernel_for(variant, format).compress(to.data(), from.data(), values.size());
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
@@ -237,20 +237,20 @@ Bytes packed_by(const kernels::Variant& variant, const Values& values, WireForma
 Bytes unpacked_by(const kernels::Variant& variant, const Bytes& packed, std::size_t count,
                   WireFormat format) {
   Buffer from(packed.data(), packed.size()), to(4 * count);
-  pack_kernel_for(variant, format).unpack(to.data(), from.data(), count);
+  compression_kernel_for(variant, format).decompress(to.data(), from.data(), count);
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
 
-Bytes pack(const Values& values, WireFormat format) {
-  Bytes packed(kernels::packed_bytes(format, values.size()));
-  kernels::pack(packed.data(), values.data(), values.size(), format);
+Bytes compress(const Values& values, WireFormat format) {
+  Bytes packed(kernels::compressed_bytes(format, values.size()));
+  kernels::compress(packed.data(), values.data(), values.size(), format);
   return packed;
 }
 
-Values unpack(const Bytes& packed, std::size_t count, WireFormat format) {
+Values decompress(const Bytes& packed, std::size_t count, WireFormat format) {
   Values values(count);
-  kernels::unpack(values.data(), packed.data(), count, format);
+  kernels::decompress(values.data(), packed.data(), count, format);
   return values;
 }
 
@@ -279,8 +279,8 @@ class Packing : public testing::TestWithParam<Format> {
 TEST_P(Packing, MatchesTheDescription) {
   for_each([](const Values& values) {
     const Bytes packed = expected_packed(values, format());
-    const Values unpacked = unpack(packed, values.size(), format());
-    EXPECT_EQ(pack(values, format()), packed);
+    const Values unpacked = decompress(packed, values.size(), format());
+    EXPECT_EQ(compress(values, format()), packed);
     EXPECT_EQ(bytes_of(unpacked), expected_unpacked(packed, values.size(), format()));
   });
 }
@@ -300,19 +300,19 @@ TEST_P(Packing, HasTheSameBytesInEveryVariant) {
 
 TEST_P(Packing, OfUnpackedDataGivesTheSameBytes) {
   for_each([](const Values& values) {
-    const Bytes packed = pack(values, format());
-    EXPECT_EQ(pack(unpack(packed, values.size(), format()), format()), packed);
+    const Bytes packed = compress(values, format());
+    EXPECT_EQ(compress(decompress(packed, values.size(), format()), format()), packed);
   });
 }
 
 TEST_P(Packing, CanBeSplitBetweenBlocks) {
   constexpr std::size_t kCount = 1000;
   const Values values = normal_values(kCount, 1),
-               whole = unpack(pack(values, format()), kCount, format());
-  const Bytes packed = pack(values, format());
-  for (std::size_t begin = 0; begin < kCount; begin += kernels::kPackBlock) {
+               whole = decompress(compress(values, format()), kCount, format());
+  const Bytes packed = compress(values, format());
+  for (std::size_t begin = 0; begin < kCount; begin += kernels::kCompressionBlock) {
     Values part(kCount - begin);
-    kernels::unpack(part.data(), &packed[kernels::packed_bytes(format(), begin)], part.size(),
+    kernels::decompress(part.data(), &packed[kernels::compressed_bytes(format(), begin)], part.size(),
                     format());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<long>(begin)))
         << begin;
@@ -322,12 +322,12 @@ TEST_P(Packing, CanBeSplitBetweenBlocks) {
 #if defined(__SSE__)
 TEST_P(Packing, DoesNotDependOnTheCallersRounding) {
   const Values values = normal_values(1000, kSmallestNormal);
-  const Bytes packed = pack(values, format());
-  const Values unpacked = unpack(packed, values.size(), format());
+  const Bytes packed = compress(values, format());
+  const Values unpacked = decompress(packed, values.size(), format());
   const unsigned saved = _mm_getcsr();
   _mm_setcsr(saved | 0xe040);  // towards zero, flush to zero, denormals are zero
-  const Bytes packed_here = pack(values, format());
-  const Values unpacked_here = unpack(packed, values.size(), format());
+  const Bytes packed_here = compress(values, format());
+  const Values unpacked_here = decompress(packed, values.size(), format());
   _mm_setcsr(saved);
   EXPECT_EQ(packed_here, packed);
   EXPECT_EQ(bytes_of(unpacked_here), bytes_of(unpacked));
@@ -342,19 +342,19 @@ INSTANTIATE_TEST_SUITE_P(All, Packing, testing::ValuesIn(kFormats),
 constexpr float kMagnitudes[] = {1e-37f, 1e-30f, 1e-6f, 1, 127, 3e4f, 1e30f};
 
 TEST(PackedBytes, OfEachFormat) {
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::uncompressed, 129), 516u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::bfloat16, 129), 258u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 0), 0u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 1), 5u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 128), 132u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 129), 137u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::uncompressed, 129), 516u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::bfloat16, 129), 258u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 0), 0u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 1), 5u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 128), 132u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 129), 137u);
 }
 
 TEST(PackedBFloat16, ErrorsAreWithinTheBound) {
   for (const float magnitude : kMagnitudes) {
     const Values values = normal_values(100003, magnitude);
     const Values result =
-        unpack(pack(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
+        decompress(compress(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
     for (std::size_t i = 0; i < values.size(); ++i) {
       const double bound = std::max(std::fabs(values[i]) / 256.0, std::ldexp(1.0, -134));
       ASSERT_LE(std::fabs(static_cast<double>(result[i]) - values[i]), bound) << values[i];
@@ -366,7 +366,7 @@ TEST(PackedBFloat16, KeepsInfinityAndNan) {
   const Values values = {kInfinity, -kInfinity, kNan, -kNan, std::bit_cast<float>(0x7f800001u),
                          -0.0f};
   const Values result =
-      unpack(pack(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
+      decompress(compress(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
   EXPECT_EQ(result[0], kInfinity);
   EXPECT_EQ(result[1], -kInfinity);
   for (const std::size_t i : {2, 3, 4}) EXPECT_TRUE(std::isnan(result[i])) << i;
@@ -382,7 +382,7 @@ double int8_bound(const float* block, std::size_t count) {
 }
 
 void expect_int8_within_bound(const Values& values) {
-  const Values result = unpack(pack(values, WireFormat::int8), values.size(), WireFormat::int8);
+  const Values result = decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
   double bound = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (i % 128 == 0) bound = int8_bound(&values[i], std::min<std::size_t>(128, values.size() - i));
@@ -420,7 +420,7 @@ TEST(PackedInt8, ANonFiniteElementMakesOnlyItsBlockNan) {
     for (const std::size_t at : {128, 200, 255}) {
       Values values(3 * 128, 1.0f);
       values[at] = special;
-      const Values result = unpack(pack(values, WireFormat::int8), values.size(), WireFormat::int8);
+      const Values result = decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
       for (std::size_t i = 0; i < values.size(); ++i) {
         if (i / 128 == 1) {
           ASSERT_TRUE(std::isnan(result[i])) << i;
@@ -432,7 +432,7 @@ TEST(PackedInt8, ANonFiniteElementMakesOnlyItsBlockNan) {
 }
 
 TEST(PackedInt8, ZerosHaveScaleZero) {
-  EXPECT_EQ(pack(Values(128, -0.0f), WireFormat::int8), Bytes(132, 0));
+  EXPECT_EQ(compress(Values(128, -0.0f), WireFormat::int8), Bytes(132, 0));
 }
 
 }  // namespace

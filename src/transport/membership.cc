@@ -1,4 +1,4 @@
-#include "transport/members.h"
+#include "transport/membership.h"
 
 #include <algorithm>
 #include <cstring>
@@ -38,7 +38,7 @@ struct SentCounts {
 
 }  // namespace
 
-Members::Members(std::shared_ptr<LocalMembers> local, HostMap host_map, const Peers& peers,
+Membership::Membership(std::shared_ptr<LocalMembership> local, HostMap host_map, const Peers& peers,
                  ControlPlane* control)
     : local_(std::move(local)),
       group_uid_(local_->group_uid()),
@@ -51,12 +51,12 @@ Members::Members(std::shared_ptr<LocalMembers> local, HostMap host_map, const Pe
   }
 }
 
-std::string Members::who(int rank) const {
+std::string Membership::who(int rank) const {
   if (is_local(rank)) return local_->who(local_rank(rank));
   return formatted("rank {} ({})", rank, peer(rank)->where());
 }
 
-PeerState Members::state_of(int rank) const noexcept {
+PeerState Membership::state_of(int rank) const noexcept {
   if (is_local(rank)) return local_->state_of(local_rank(rank));
   const RemoteState& other = remote(rank);
   if (other.departed.load(std::memory_order_acquire))
@@ -71,14 +71,14 @@ PeerState Members::state_of(int rank) const noexcept {
   }
 }
 
-std::uint32_t Members::liveness_counter(int rank) const noexcept {
+std::uint32_t Membership::liveness_counter(int rank) const noexcept {
   if (is_local(rank)) return local_->liveness_counter(local_rank(rank));
   // The time at which the process was last heard of, in tenths of a second.
   const auto last = Clock::now() - peer(rank)->silence();
   return static_cast<std::uint32_t>(last.time_since_epoch() / std::chrono::milliseconds(100));
 }
 
-std::string Members::unreachable_hosts() const {
+std::string Membership::unreachable_hosts() const {
   std::set<std::string> hosts;
   for (const auto& other : remotes_)
     if (other->peer && other->peer->state() == RemoteProcess::State::unreachable)
@@ -88,7 +88,7 @@ std::string Members::unreachable_hosts() const {
   return text;
 }
 
-Error Members::peer_lost_error(int rank, const std::string& operation) const {
+Error Membership::peer_lost_error(int rank, const std::string& operation) const {
   if (is_local(rank)) return local_->peer_lost_error(local_rank(rank), operation);
   switch (peer(rank)->state()) {
     case RemoteProcess::State::unreachable:
@@ -105,36 +105,36 @@ Error Members::peer_lost_error(int rank, const std::string& operation) const {
   }
 }
 
-Error Members::fail(const Error& reason) noexcept {
+Error Membership::fail(const Error& reason) noexcept {
   const Error first = local_->fail(reason);
-  spread_failure();
+  propagate_failure();
   return first;
 }
 
-void Members::spread_failure() noexcept {
+void Membership::propagate_failure() noexcept {
   const std::lock_guard lock(mutex_);
   if (has_departed_ || failure_is_sent_ || !local_->failed()) return;
   failure_is_sent_ = true;
   for (const auto& other : remotes_)
-    if (other->traffic_open.load(std::memory_order_relaxed)) send_failed(*other);
+    if (other->subscribed.load(std::memory_order_relaxed)) send_failed(*other);
 }
 
-void Members::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
+void Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
   control_->send_notice(to.peer, {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
 }
 
-void Members::send_failed(RemoteState& to) const noexcept {
+void Membership::send_failed(RemoteState& to) const noexcept {
   send_notice(to, GroupNotice::failed, encoded(local_->failure()));
 }
 
-void Members::open_traffic_first(int rank) {
+void Membership::subscribe_first(int rank) {
   RemoteState& other = remote(rank);
   const std::lock_guard lock(mutex_);
-  if (has_departed_ || other.traffic_open.exchange(true, std::memory_order_relaxed)) return;
+  if (has_departed_ || other.subscribed.exchange(true, std::memory_order_relaxed)) return;
   send_notice(other, GroupNotice::opened, {});
 }
 
-bool Members::cannot_arrive(int rank, Traffic traffic, std::uint64_t sequence) const noexcept {
+bool Membership::cannot_arrive(int rank, TrafficKind traffic, std::uint64_t sequence) const noexcept {
   RemoteState& other = remote(rank);
   const bool process_departed = other.peer->state() == RemoteProcess::State::departed;
   if (!other.departed.load(std::memory_order_acquire))
@@ -142,18 +142,18 @@ bool Members::cannot_arrive(int rank, Traffic traffic, std::uint64_t sequence) c
   return sequence >= other.sent_before_departure.of(traffic).load(std::memory_order_relaxed);
 }
 
-void Members::wake_progress_thread(int rank) noexcept {
+void Membership::wake_progress_thread(int rank) noexcept {
   send_notice(remote(rank), GroupNotice::wake, {});
 }
 
-std::vector<Members::RemoteState*> Members::states_of(const RemoteProcess& peer) const {
+std::vector<Membership::RemoteState*> Membership::states_of(const RemoteProcess& peer) const {
   std::vector<RemoteState*> states;
   for (const auto& other : remotes_)
     if (other->peer.get() == &peer) states.push_back(other.get());
   return states;
 }
 
-void Members::handle_notice(const RemoteProcess& from, const Notice& notice) noexcept {
+void Membership::handle_notice(const RemoteProcess& from, const Notice& notice) noexcept {
   for (RemoteState* other : states_of(from)) {
     switch (static_cast<GroupNotice>(notice.kind)) {
       case GroupNotice::opened:
@@ -171,16 +171,16 @@ void Members::handle_notice(const RemoteProcess& from, const Notice& notice) noe
   }
 }
 
-void Members::handle_opened(RemoteState& other) noexcept {
+void Membership::handle_opened(RemoteState& other) noexcept {
   const std::lock_guard lock(mutex_);
-  const bool is_new = !other.traffic_open.exchange(true, std::memory_order_relaxed);
+  const bool is_new = !other.subscribed.exchange(true, std::memory_order_relaxed);
   if (has_departed_ && is_new)
     send_departure(other);
   else if (!has_departed_ && local_->failed())
     send_failed(other);
 }
 
-void Members::handle_failed(const std::string& text) noexcept {
+void Membership::handle_failed(const std::string& text) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (has_departed_) return;
@@ -188,7 +188,7 @@ void Members::handle_failed(const std::string& text) noexcept {
   fail(decoded(text));
 }
 
-void Members::handle_departed(RemoteState& other, const std::string& text) noexcept {
+void Membership::handle_departed(RemoteState& other, const std::string& text) noexcept {
   if (other.departed.load(std::memory_order_relaxed)) return;  // only the first counts are right
   SentCounts counts{};
   std::memcpy(&counts, text.data(), std::min(text.size(), sizeof counts));
@@ -198,7 +198,7 @@ void Members::handle_departed(RemoteState& other, const std::string& text) noexc
   other.departed.store(true, std::memory_order_release);  // pairs with cannot_arrive(), state_of()
 }
 
-Notice Members::depart() noexcept {
+Notice Membership::depart() noexcept {
   const std::lock_guard lock(mutex_);
   if (std::exchange(has_departed_, true)) return departure_notice_;
   departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::departed), {}};
@@ -206,13 +206,13 @@ Notice Members::depart() noexcept {
     departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::failed),
                          encoded(failure())};
   for (const auto& other : remotes_)
-    if (other->traffic_open.load(std::memory_order_relaxed)) send_departure(*other);
+    if (other->subscribed.load(std::memory_order_relaxed)) send_departure(*other);
   return departure_notice_;
 }
 
 /// A rank that leaves a failed group sends the failure first: the peer must not take it for a rank
 /// that departed in good order.
-void Members::send_departure(RemoteState& to) const noexcept {
+void Membership::send_departure(RemoteState& to) const noexcept {
   if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
     control_->send_notice(to.peer, departure_notice_);
   const SentCounts counts{to.sent.collective.load(std::memory_order_relaxed),

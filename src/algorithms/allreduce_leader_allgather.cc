@@ -7,7 +7,7 @@
 // So the latency is that of one message. Every host computes the same sums in the same order.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 
@@ -25,9 +25,9 @@ std::vector<int> other_leaders(const NetworkChannel& channel) {
   return ranks;
 }
 
-class LeaderAlltoall {
+class LeaderAllgather {
  public:
-  LeaderAlltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task)
+  LeaderAllgather(Board& board, NetworkChannel& channel, const CollectiveTask& task)
       : board_(board),
         channel_(channel),
         task_(task),
@@ -85,14 +85,14 @@ class LeaderAlltoall {
 
 }  // namespace
 
-void allreduce_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
+void allreduce_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
   accumulate_in_float32(task, /*has_output=*/true, [&](const CollectiveTask& accumulated) {
-    LeaderAlltoall(board, channel, accumulated).run();
+    LeaderAllgather(board, channel, accumulated).run();
   });
 }
 
-void barrier_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
-  LeaderAlltoall(board, channel, task).run();
+void barrier_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
+  LeaderAllgather(board, channel, task).run();
 }
 
 }  // namespace tccl

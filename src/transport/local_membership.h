@@ -1,4 +1,4 @@
-// LocalMembers: the ranks of one group on this host, as the other transports see them. Implemented
+// LocalMembership: the ranks of one group on this host, as the other transports see them. Implemented
 // by shm::LocalGroup, whose shared memory holds everything the ranks of a host need to know.
 //
 // Members are numbered by local rank, from 0; error messages name them by global rank.
@@ -16,9 +16,9 @@ namespace tccl {
 /// order; one that died has not.
 enum class PeerState : std::uint8_t { alive, died, departed };
 
-class LocalMembers {
+class LocalMembership {
  public:
-  virtual ~LocalMembers() = default;
+  virtual ~LocalMembership() = default;
 
   [[nodiscard]] virtual const std::string& group_name() const noexcept = 0;
   [[nodiscard]] virtual std::uint64_t group_uid() const noexcept = 0;

@@ -1,7 +1,7 @@
-// Members: all ranks of a group, on this host and on others: who they are, whether they are alive,
+// Membership: all ranks of a group, on this host and on others: who they are, whether they are alive,
 // and how a failure of the group reaches all of them.
 //
-// On this host LocalMembers (shared memory) answers. Between hosts, processes send notices over the
+// On this host LocalMembership (shared memory) answers. Between hosts, processes send notices over the
 // control connections:
 //   opened    this rank begins to exchange messages with that rank
 //   failed    the group has failed, and why
@@ -21,7 +21,7 @@
 #include "health/control_plane.h"
 #include "health/local_process.h"
 #include "topology/host_map.h"
-#include "transport/local_members.h"
+#include "transport/local_membership.h"
 
 namespace tccl {
 
@@ -29,15 +29,15 @@ namespace tccl {
 enum class GroupNotice : std::uint32_t { opened = 1, failed = 2, departed = 3, wake = 4 };
 
 /// Messages of a group between two hosts are counted by kind, in both directions.
-enum class Traffic : std::uint8_t { collective, point_to_point };
+enum class TrafficKind : std::uint8_t { collective, point_to_point };
 
-class Members {
+class Membership {
  public:
   /// By rank; null for ranks of this host.
   using Peers = std::vector<std::shared_ptr<RemoteProcess>>;
 
   /// `peers` and `control` are needed only for a group over several hosts.
-  Members(std::shared_ptr<LocalMembers> local, HostMap host_map, const Peers& peers,
+  Membership(std::shared_ptr<LocalMembership> local, HostMap host_map, const Peers& peers,
           ControlPlane* control);
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
@@ -72,19 +72,19 @@ class Members {
   Error fail(const Error& reason) noexcept;
   /// Sends the `failed` notices if the group has failed and they were not sent yet: another rank of
   /// this host may have marked the group while this rank was computing.
-  void spread_failure() noexcept;
+  void propagate_failure() noexcept;
 
   // --- traffic with other hosts ---
   /// Call before any message to or from that rank: from then on both ranks send each other notices.
-  void open_traffic(int rank) {
-    if (!remote(rank).traffic_open.load(std::memory_order_relaxed)) open_traffic_first(rank);
+  void subscribe(int rank) {
+    if (!remote(rank).subscribed.load(std::memory_order_relaxed)) subscribe_first(rank);
   }
-  void count_sent(int rank, Traffic traffic) {
+  void count_sent(int rank, TrafficKind traffic) {
     remote(rank).sent.of(traffic).fetch_add(1, std::memory_order_relaxed);
   }
   /// Whether message `sequence` (from 0) can no longer arrive because that rank has departed. A
   /// process that departed without an `opened` notice of this group has sent no message.
-  [[nodiscard]] bool cannot_arrive(int rank, Traffic traffic,
+  [[nodiscard]] bool cannot_arrive(int rank, TrafficKind traffic,
                                    std::uint64_t sequence) const noexcept;
   void wake_progress_thread(int rank) noexcept;
   /// Handles a notice from another host.
@@ -97,13 +97,13 @@ class Members {
   struct Counters {
     std::atomic<std::uint64_t> collective{0};
     std::atomic<std::uint64_t> point_to_point{0};
-    std::atomic<std::uint64_t>& of(Traffic traffic) {
-      return traffic == Traffic::collective ? collective : point_to_point;
+    std::atomic<std::uint64_t>& of(TrafficKind traffic) {
+      return traffic == TrafficKind::collective ? collective : point_to_point;
     }
   };
   struct RemoteState {
     std::shared_ptr<RemoteProcess> peer;
-    std::atomic<bool> traffic_open{false};  // set under mutex_; relaxed: read as a hint without it
+    std::atomic<bool> subscribed{false};  // set under mutex_; relaxed: read as a hint without it
     Counters sent;                          // relaxed: read by this process only
     Counters sent_before_departure;         // published by `departed`
     std::atomic<bool> departed{false};
@@ -111,7 +111,7 @@ class Members {
   [[nodiscard]] RemoteState& remote(int rank) const {
     return *remotes_[static_cast<std::size_t>(rank)];
   }
-  void open_traffic_first(int rank);
+  void subscribe_first(int rank);
   [[nodiscard]] int local_rank(int rank) const { return host_map_.local_rank(rank); }
   void send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
   void send_failed(RemoteState& to) const noexcept;
@@ -122,13 +122,13 @@ class Members {
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
   [[nodiscard]] std::string unreachable_hosts() const;
 
-  std::shared_ptr<LocalMembers> local_;
+  std::shared_ptr<LocalMembership> local_;
   std::uint64_t group_uid_;
   HostMap host_map_;
   int rank_;
   std::vector<std::unique_ptr<RemoteState>> remotes_;
   ControlPlane* control_;
-  mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::traffic_open
+  mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::subscribed
   bool failure_is_sent_ = false;  // to all ranks with open traffic
   bool has_departed_ = false;
   Notice departure_notice_;  // valid once has_departed_

@@ -1,14 +1,14 @@
 // Lossy compression of float32 for messages between hosts (CCL_WIRE_DTYPE):
 //
-//   std::vector<std::byte> wire(packed_bytes(WireFormat::int8, count));
-//   pack(wire.data(), values, count, WireFormat::int8);
-//   unpack(result, wire.data(), count, WireFormat::int8);
+//   std::vector<std::byte> wire(compressed_bytes(WireFormat::int8, count));
+//   compress(wire.data(), values, count, WireFormat::int8);
+//   decompress(result, wire.data(), count, WireFormat::int8);
 //
 // bfloat16: rounded to nearest even. Infinities are kept, a NaN becomes the canonical quiet NaN,
 // numbers above the largest bfloat16 become infinity. Relative error at most 2^-8 (denormals:
 // absolute error at most 2^-134).
 //
-// int8: blocks of kPackBlock elements; the last block may be shorter. A block is a float32 `scale`
+// int8: blocks of kCompressionBlock elements; the last block may be shorter. A block is a float32 `scale`
 // followed by one signed byte x / scale per element, rounded to nearest even, from -127 to 127.
 //   - The scale is max|x| / 127 truncated to 17 significant bits, so byte * scale is exact and
 //     never overflows. The error is at most max|x| / 254 of the block, plus less than 2^-16 of
@@ -19,23 +19,23 @@
 //   - If a block contains a NaN or an infinity, its scale is NaN, so the whole block unpacks to
 //     NaN: a non-finite input never yields a finite result.
 //
-// unpack() then pack() gives the same bytes, in all formats. All variants of the kernels give the
+// decompress() then compress() gives the same bytes, in all formats. All variants of the kernels give the
 // same bytes. Numbers are in the machine's byte order. Thread-safe.
 #pragma once
 
 #include <cstddef>
 
-#include "kernels/pack_kernels.h"
+#include "kernels/compress_kernels.h"
 #include "tccl/types.h"
 
 namespace tccl::kernels {
 
-/// Packed data can be split at multiples of kPackBlock: element i * kPackBlock starts at byte
-/// packed_bytes(format, i * kPackBlock), and the rest can be unpacked from there on its own.
-std::size_t packed_bytes(WireFormat format, std::size_t count);
+/// Packed data can be split at multiples of kCompressionBlock: element i * kCompressionBlock starts at byte
+/// compressed_bytes(format, i * kCompressionBlock), and the rest can be unpacked from there on its own.
+std::size_t compressed_bytes(WireFormat format, std::size_t count);
 
 /// Addresses need no alignment. The ranges must not overlap.
-void pack(void* to, const float* from, std::size_t count, WireFormat format);
-void unpack(float* to, const void* from, std::size_t count, WireFormat format);
+void compress(void* to, const float* from, std::size_t count, WireFormat format);
+void decompress(float* to, const void* from, std::size_t count, WireFormat format);
 
 }  // namespace tccl::kernels

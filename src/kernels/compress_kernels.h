@@ -7,17 +7,17 @@
 namespace tccl::kernels {
 
 /// Elements per block of WireFormat::int8. Each block has its own scale.
-inline constexpr std::size_t kPackBlock = 128;
+inline constexpr std::size_t kCompressionBlock = 128;
 
 /// Kernels of one wire format. Addresses need no alignment; `count` is elements.
-struct PackKernel {
-  void (*pack)(unsigned char* to, const unsigned char* from, std::size_t count);
-  void (*unpack)(unsigned char* to, const unsigned char* from, std::size_t count);
+struct CompressionKernel {
+  void (*compress)(unsigned char* to, const unsigned char* from, std::size_t count);
+  void (*decompress)(unsigned char* to, const unsigned char* from, std::size_t count);
 };
 
-struct PackKernels {
-  PackKernel bfloat16;
-  PackKernel int8;
+struct CompressionKernels {
+  CompressionKernel bfloat16;
+  CompressionKernel int8;
 };
 
 }  // namespace tccl::kernels

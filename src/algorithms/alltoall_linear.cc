@@ -9,7 +9,7 @@
 #include <deque>
 
 #include "algorithms/alltoall.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/registry.h"
 #include "base/format.h"
 #include "tccl/error.h"
@@ -22,9 +22,9 @@ constexpr std::size_t kChunkBytes = NetworkChannel::kMaxMessageBytes - kTotalByt
 /// Chunks of each pair in flight.
 constexpr std::uint32_t kRoundsAhead = 3;
 
-class PairwiseExchange {
+class LinearExchange {
  public:
-  PairwiseExchange(Board& board, NetworkChannel& channel, const CollectiveTask& task)
+  LinearExchange(Board& board, NetworkChannel& channel, const CollectiveTask& task)
       : board_(board),
         channel_(channel),
         host_map_(channel.host_map()),
@@ -122,8 +122,8 @@ class PairwiseExchange {
 
 }  // namespace
 
-void alltoall_pairwise(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
-  PairwiseExchange(board, channel, task).run();
+void alltoall_linear(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
+  LinearExchange(board, channel, task).run();
 }
 
 }  // namespace tccl

@@ -10,11 +10,11 @@
 
 namespace torch_ccl {
 
-class PendingWork {
+class PendingWorkCount {
  public:
   using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
-  ~PendingWork() { delete hook_.load(std::memory_order_acquire); }  // pairs with set_hook()
+  ~PendingWorkCount() { delete hook_.load(std::memory_order_acquire); }  // pairs with set_hook()
 
   void add() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
   void remove() noexcept {

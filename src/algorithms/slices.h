@@ -1,5 +1,5 @@
 // The slices of a pipelined reduction: their offsets and sizes, and the copy-in stage that
-// allreduce and reduce share. patterns.h defines chunk, slice and share.
+// allreduce and reduce share. partition.h defines chunk, slice and share.
 //
 //   const Slices slices(count, element_bytes, chunk_elements, slices_per_chunk);
 //   const Slice slice = slices.at(chunk, rank);   // slice.in_chunk: offset in the slot
@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/task.h"
 
 namespace tccl {

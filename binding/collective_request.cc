@@ -206,12 +206,12 @@ tccl::OperationList CollectiveRequest::sequence(
 }
 
 void CollectiveRequest::prepare_staging(std::size_t chunk_bytes, std::chrono::milliseconds timeout,
-                                        Staging::CheckWait check_wait) {
+                                        Staging::WhileWaiting while_waiting) {
   staging_->prepare({operations_.data(), operations_.size()},
                     {.self = {group_->rank, group_->size},
                      .chunk_bytes = chunk_bytes,
                      .timeout = timeout,
-                     .check_wait = std::move(check_wait)});
+                     .while_waiting = std::move(while_waiting)});
   if (operations_.front().op == tccl::Op::send) staging_->copy_inputs_to_host();
 }
 

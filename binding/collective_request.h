@@ -136,7 +136,7 @@ class CollectiveRequest {
   /// If is_staged(), before the operations are run. Copies the tensor of a send to the host;
   /// collectives copy their inputs when they run.
   void prepare_staging(std::size_t chunk_bytes, std::chrono::milliseconds timeout,
-                       Staging::CheckWait check_wait);
+                       Staging::WhileWaiting while_waiting);
   /// To be called when all arguments have been checked. From then on a failure does not discard the
   /// coalescing block here; CpuBackend::run_request() does that.
   void arguments_checked() noexcept { discard_on_throw_.coalescing = nullptr; }

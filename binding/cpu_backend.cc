@@ -110,7 +110,7 @@ void CpuBackend::prepare_staging(CollectiveRequest& request,
   // The reference is weak, because a request may outlive the group. close() waits for collectives
   // but not for receives, so those check is_closed(). Signals are checked less often than peers:
   // that takes the GIL.
-  auto check_wait = [group = std::weak_ptr(communicator_),
+  auto while_waiting = [group = std::weak_ptr(communicator_),
                      ends_at_close = request.is_staged_receive(),
                      operation = c10::str(request.method().name, " of group ", group_.name),
                      next_interrupt = Clock::now() + kInterruptInterval](bool needs_peers) mutable {
@@ -127,7 +127,7 @@ void CpuBackend::prepare_staging(CollectiveRequest& request,
     next_interrupt = Clock::now() + kInterruptInterval;
   };
   try {
-    request.prepare_staging(staging_bytes_, timeout, std::move(check_wait));
+    request.prepare_staging(staging_bytes_, timeout, std::move(while_waiting));
   } catch (const tccl::Error& error) {
     throw_torch_error(error);
   }

@@ -250,7 +250,7 @@ bool Staging::poll(const c10::Event& event, bool needs_peers) const {
         c10::str(device(), " did not reach this operation within ", options_.timeout.count(),
                  " ms: earlier work on its stream is not finished"));
   try {
-    options_.check_wait(needs_peers);
+    options_.while_waiting(needs_peers);
   } catch (const tccl::Error& error) {  // on another rank, which may have waited for this device
     throw tccl::Error(error.code(),
                       c10::str(error.what(), " (", device(), " had not reached this operation)"),

@@ -51,12 +51,12 @@ class Staging {
 
   /// Called while a wait polls; throws to end the wait. `needs_peers` is true until all data is
   /// exchanged.
-  using CheckWait = std::function<void(bool needs_peers)>;
+  using WhileWaiting = std::function<void(bool needs_peers)>;
   struct Options {
     RankAndSize self;
     std::size_t chunk_bytes;
     std::chrono::milliseconds timeout;  // of the call
-    CheckWait check_wait;
+    WhileWaiting while_waiting;
   };
   /// Sets the operations, which use the buffers' host memory, and records the work that the current
   /// stream has now: all copies come after it.
@@ -98,7 +98,7 @@ class Staging {
   void copy_to_device(const StagedChunk& chunk);
   void record_outputs(const std::function<void()>& on_output_stream);
   void wait_for(const c10::Event& event, bool needs_peers = false) const;
-  /// Whether the device has reached `event`. Throws at the deadline, or what check_wait throws.
+  /// Whether the device has reached `event`. Throws at the deadline, or what while_waiting throws.
   [[nodiscard]] bool poll(const c10::Event& event, bool needs_peers = false) const;
 
   const at::Device device_;

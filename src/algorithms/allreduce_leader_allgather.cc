@@ -31,7 +31,7 @@ class LeaderAllgather {
       : board_(board),
         channel_(channel),
         task_(task),
-        sums_(channel, task, WireFormat::uncompressed),  // only the rails algorithms pack
+        sums_(channel, task, WireFormat::uncompressed),  // only the rails algorithms compress
         other_leaders_(other_leaders(channel)) {}
 
   void run() {
@@ -40,7 +40,7 @@ class LeaderAllgather {
     const std::uint32_t chunks = steps_for(task_.bytes(), chunk_bytes);
     for (std::uint32_t index = 0; index < chunks; ++index) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes, index);
-      board_.rank() == kLeaderLocalRank ? run_leader(chunk, 2 * index)
+      board_.local_rank() == kLeaderLocalRank ? run_leader(chunk, 2 * index)
                                         : run_follower(chunk, 2 * index);
     }
   }

@@ -53,9 +53,9 @@ class ZeroCopyAllreduce {
       board_.declare_peer_written(task_.out(), task_.bytes());
     }
     board_.post();
-    offsets_[index(board_.rank())] = own;
+    offsets_[index(board_.local_rank())] = own;
     for (int rank = 0; rank < board_.size(); ++rank)
-      if (rank != board_.rank())
+      if (rank != board_.local_rank())
         std::memcpy(&offsets_[index(rank)], board_.await(rank, 0).inline_data, sizeof own);
     const bool all =
         std::ranges::all_of(offsets_, [](const BufferOffsets& each) { return each.in != 0; });
@@ -69,15 +69,15 @@ class ZeroCopyAllreduce {
     const Range slice = own_slice();
     const std::size_t chunk = std::max(kCacheLine, board_.chunk_bytes() / kCacheLine * kCacheLine);
     for (std::size_t done = 0; done < slice.count; done += chunk) {
-      board_.throw_if_failed();  // after a failure, write at most one more chunk
+      board_.throw_if_any_rank_failed();  // after a failure, write at most one more chunk
       reduce_chunk(slice.begin + done, std::min(chunk, slice.count - done));
     }
     board_.open_step();
     board_.post();
     for (int rank = 0; rank < board_.size(); ++rank)
-      if (rank != board_.rank()) board_.await(rank, 1);
+      if (rank != board_.local_rank()) board_.await(rank, 1);
     // After a failure elsewhere, a rank's input may have changed before this rank read it.
-    board_.throw_if_failed();
+    board_.throw_if_any_rank_failed();
   }
 
  private:
@@ -87,27 +87,27 @@ class ZeroCopyAllreduce {
     const std::size_t middle = tail_begin() - end_bytes_;
     const Range lines =
         part(chunk_count(middle, kCacheLine), static_cast<std::size_t>(board_.size()),
-             static_cast<std::size_t>(board_.rank()));
+             static_cast<std::size_t>(board_.local_rank()));
     const Range bytes = chunk_range(middle, kCacheLine, lines.begin);
     return {end_bytes_ + bytes.begin, std::min(lines.count * kCacheLine, middle - bytes.begin)};
   }
 
-  /// `begin`: offset of the edge in the message; `in_slot`: in the slots of step 0.
-  void reduce_end(std::size_t begin, std::size_t in_slot) {
+  /// `begin`: offset of the edge in the message; `slot_offset`: in the slots of step 0.
+  void reduce_end(std::size_t begin, std::size_t slot_offset) {
     Sources edges(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
       edges[rank] =
-          rank == board_.rank() ? task_.in() + begin : board_.await(rank, 0).input + in_slot;
+          rank == board_.local_rank() ? task_.in() + begin : board_.await(rank, 0).input + slot_offset;
     task_.reduce(board_, task_.out() + begin, edges, end_bytes_);
   }
 
   void reduce_chunk(std::size_t begin, std::size_t bytes) {
     Sources sources(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank) sources[rank] = in(rank) + begin;
-    const int next = (board_.rank() + 1) % board_.size();
+    const int next = (board_.local_rank() + 1) % board_.size();
     task_.reduce(board_, task_.out() + begin, sources, bytes, out(next) + begin);
     for (int rank = 0; rank < board_.size(); ++rank)
-      if (rank != board_.rank() && rank != next)
+      if (rank != board_.local_rank() && rank != next)
         task_.copy(out(rank) + begin, task_.out() + begin, bytes);
   }
 

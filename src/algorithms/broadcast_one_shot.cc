@@ -8,7 +8,7 @@
 namespace tccl {
 
 void broadcast_one_shot(Board& board, const CollectiveTask& task) {
-  const bool is_root = board.rank() == task.root();
+  const bool is_root = board.local_rank() == task.root();
   const std::size_t chunk_bytes = chunk_size(task.bytes(), board.chunk_bytes());
   const std::uint32_t steps = steps_for(task.bytes(), chunk_bytes);
   for (std::uint32_t step = 0; step < steps; ++step) {

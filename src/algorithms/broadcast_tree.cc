@@ -30,7 +30,7 @@ class TreeBroadcast {
   }
 
   void run() {
-    if (board_.rank() == host_root_) return run_host_root();
+    if (board_.local_rank() == host_root_) return run_host_root();
     for (std::uint32_t step = 0; step < steps_; ++step) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes_, step);
       board_.open_step();

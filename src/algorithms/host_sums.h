@@ -1,5 +1,5 @@
 // Partial sums that hosts exchange in a hierarchical reduction: their format in a network message
-// (unchanged, or float32 packed into fewer bytes, CCL_WIRE_DTYPE), and the reduction over hosts.
+// (unchanged, or float32 compressed, CCL_WIRE_DTYPE), and the reduction over hosts.
 //
 //   sums.compress(message->data(), host_sum, bytes);
 //   channel.send(message, sums.wire_bytes(bytes), peer);

@@ -40,7 +40,7 @@ class RailReduction {
         sums_(channel, task, channel.format()),
         reader_(reader),
         host_(host_map_.host_of(channel.rank())),
-        rail_(static_cast<std::size_t>(board.rank())),
+        rail_(static_cast<std::size_t>(board.local_rank())),
         rails_(static_cast<std::size_t>(host_map_.min_local_size())),
         hosts_(static_cast<std::size_t>(host_map_.hosts())),
         slices_(task.operation().count, task.element_bytes(), chunk_bytes() / task.element_bytes(),
@@ -110,8 +110,8 @@ class RailReduction {
     const Slice own = slices_.at(chunk, rail_);
     Sources sources(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      sources[rank] = rank == board_.rank() ? task_.in() + own.in_message
-                                            : board_.await(rank, chunk).input + own.in_chunk;
+      sources[rank] = rank == board_.local_rank() ? task_.in() + own.message_offset
+                                            : board_.await(rank, chunk).input + own.chunk_offset;
     InFlight& state = in_flight(chunk);
     task_.reduce_local(board_, host_map_.ranks(), state.sums.data(), sources, own.bytes);
     for (std::size_t k = 1; k < hosts_; ++k) {  // each host starts with another receiver
@@ -156,7 +156,7 @@ class RailReduction {
       if (host != host_ && has_reader(host)) to.push_back(rail_peer(host));
     if (to.empty()) return;
     const NetworkChannel::MessagePtr sent = send_sums(sum, bytes, to);
-    // If packing loses bits, the sending host must use the packed sum, too: all ranks get the same.
+    // If compression loses bits, the sending host must use the compressed sum, too: all ranks get the same.
     if (sums_.compresses()) sums_.decompress(sum, sent->data(), bytes);
   }
 
@@ -173,13 +173,13 @@ class RailReduction {
     state.results.clear();
     const Slice own = slices_.at(chunk, rail_);
     if (is_reader())
-      task_.copy_out(task_.out() + own.in_message, state.sums.data(), own.bytes, task_.bytes());
+      task_.copy_out(task_.out() + own.message_offset, state.sums.data(), own.bytes, task_.bytes());
   }
 
   void publish_slice(std::uint32_t chunk, std::byte* result) {
     if (!is_on_rail() || board_.size() == 1 || !has_reader(host_)) return;
     const Slice own = slices_.at(chunk, rail_);
-    task_.copy(result + own.in_chunk, in_flight(chunk).sums.data(), own.bytes);
+    task_.copy(result + own.chunk_offset, in_flight(chunk).sums.data(), own.bytes);
   }
 
   void read(std::uint32_t chunk, std::uint32_t step) {
@@ -187,8 +187,8 @@ class RailReduction {
     for (std::size_t rail = 0; rail < rails_; ++rail) {
       if (rail == rail_) continue;
       const Slice slice = slices_.at(chunk, rail);
-      task_.copy_out(task_.out() + slice.in_message,
-                     board_.await(static_cast<int>(rail), step).result + slice.in_chunk,
+      task_.copy_out(task_.out() + slice.message_offset,
+                     board_.await(static_cast<int>(rail), step).result + slice.chunk_offset,
                      slice.bytes, task_.bytes());
     }
   }

@@ -84,9 +84,9 @@ class RailReduceScatter {
   void reduce_local(std::byte* sum, int rank, std::uint32_t step) {
     Sources sources(board_.size());
     for (int peer = 0; peer < board_.size(); ++peer)
-      sources[peer] = peer == board_.rank()
+      sources[peer] = peer == board_.local_rank()
                           ? chunks_.input(rank, step)
-                          : board_.await(peer, step).input + chunks_.in_slot(rank);
+                          : board_.await(peer, step).input + chunks_.slot_offset(rank);
     task_.reduce_local(board_, host_map_.ranks(), sum, sources, chunks_.range(rank, step).count);
   }
 

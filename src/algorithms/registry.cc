@@ -3,15 +3,15 @@
 namespace tccl {
 namespace {
 
-constexpr AlgorithmDefault kAlways[] = {{}};
+constexpr Algorithm::Rule kAlways[] = {{}};
 // Measured thresholds: see docs/dev/measurements.md.
 /// one_shot reads (P - 1) times the data on every rank, two_shot less than twice the data.
-constexpr AlgorithmDefault kLargeData[] = {{.from_bytes = std::size_t{1} << 20, .from_ranks = 6}};
+constexpr Algorithm::Rule kLargeData[] = {{.from_bytes = std::size_t{1} << 20, .from_ranks = 6}};
 /// Converting float8 costs more than the second synchronisation, so ranks share the arithmetic.
-constexpr AlgorithmDefault kLargeDataOrFloat8[] = {
+constexpr Algorithm::Rule kLargeDataOrFloat8[] = {
     kLargeData[0], {.from_bytes = 1024, .from_ranks = 2, .float8_only = true}};
 /// Between hosts, from 32 KiB on the bytes cost more than the messages.
-constexpr AlgorithmDefault kLargeDataBetweenHosts[] = {
+constexpr Algorithm::Rule kLargeDataBetweenHosts[] = {
     {.from_bytes = std::size_t{32} << 10, .from_ranks = 2}};
 
 constexpr Algorithm kAlgorithms[] = {
@@ -91,7 +91,7 @@ constexpr Algorithm kAlgorithms[] = {
 consteval bool has_fallback(Op op, bool over_hosts) {
   for (const Algorithm& row : kAlgorithms)
     if (row.op == op && (row.run_over_hosts != nullptr) == over_hosts &&
-        row.rules.data() == static_cast<const AlgorithmDefault*>(kAlways))
+        row.rules.data() == static_cast<const Algorithm::Rule*>(kAlways))
       return true;
   return false;
 }

@@ -3,13 +3,13 @@
 //
 //   acceptor                                               connector
 //     Challenge c = make_challenge()                  ->
-//                                                     <-   Response r = respond(secret, c, context)
-//     verify(secret, c, r, context)
-//     Confirmation f = confirm(secret, c, r, context) ->
-//                                                          verify(secret, c, r, f, context)
+//                                                     <-   Response r = respond(secret, c, binding_data)
+//     verify(secret, c, r, binding_data)
+//     Confirmation f = confirm(secret, c, r, binding_data) ->
+//                                                          verify(secret, c, r, f, binding_data)
 //
 // A proof covers the prover's role, both nonces and the context, so it can be neither replayed on
-// another connection nor reflected to its sender. The context is what both sides must agree on
+// another connection nor reflected to its sender. The binding data is what both sides must agree on
 // besides the secret: the protocol's name, the identities. The structs are sent as bytes.
 // Thread safety: functions without shared state.
 #pragma once
@@ -35,13 +35,13 @@ struct Confirmation {
 };
 
 Challenge make_challenge();
-Response respond(std::string_view secret, const Challenge& challenge, std::string_view context);
+Response respond(std::string_view secret, const Challenge& challenge, std::string_view binding_data);
 [[nodiscard]] bool verify(std::string_view secret, const Challenge& challenge,
-                          const Response& response, std::string_view context);
+                          const Response& response, std::string_view binding_data);
 Confirmation confirm(std::string_view secret, const Challenge& challenge, const Response& response,
-                     std::string_view context);
+                     std::string_view binding_data);
 [[nodiscard]] bool verify(std::string_view secret, const Challenge& challenge,
                           const Response& response, const Confirmation& confirmation,
-                          std::string_view context);
+                          std::string_view binding_data);
 
 }  // namespace tccl

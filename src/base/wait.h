@@ -96,17 +96,17 @@ bool sleep_until(S&& sleeper, Ready&& ready, GiveUp&& give_up) {
 /// writes the condition, then reads `sleepers`; both have a seq_cst fence in between, so at least
 /// one of them sees the other's write.
 struct alignas(64) Doorbell {
-  std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> notifications{0};
   std::atomic<std::uint32_t> sleepers{0};
 
   /// Call after writing the condition and doorbell_fence(). One fence serves several doorbells.
   void notify_if_sleeping(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
     // relaxed: the caller's doorbell_fence() pairs with the one in DoorbellSleeper::prepare()
-    if (sleepers.load(std::memory_order_relaxed) != 0) ring(scope, how_many);
+    if (sleepers.load(std::memory_order_relaxed) != 0) notify(scope, how_many);
   }
-  void ring(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
-    rings.fetch_add(1, std::memory_order_release);  // pairs with DoorbellSleeper::prepare()
-    futex_wake(rings, how_many, scope);
+  void notify(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
+    notifications.fetch_add(1, std::memory_order_release);  // pairs with DoorbellSleeper::prepare()
+    futex_wake(notifications, how_many, scope);
   }
 };
 
@@ -129,11 +129,11 @@ class DoorbellSleeper {
   DoorbellSleeper& operator=(const DoorbellSleeper&) = delete;
 
   [[nodiscard]] std::uint32_t prepare() const {
-    const auto rings = doorbell_.rings.load(std::memory_order_acquire);  // pairs with ring()
+    const auto notifications = doorbell_.notifications.load(std::memory_order_acquire);  // pairs with notify()
     doorbell_fence();  // orders the increment of `sleepers` before the check of the condition
-    return rings;
+    return notifications;
   }
-  void sleep(std::uint32_t rings) const { futex_wait(doorbell_.rings, rings, interval_, scope_); }
+  void sleep(std::uint32_t notifications) const { futex_wait(doorbell_.notifications, notifications, interval_, scope_); }
 
  private:
   Doorbell& doorbell_;

@@ -71,7 +71,7 @@ class WorkerPool {
   void stop() noexcept;
 
  private:
-  struct Job;
+  struct Loop;
   void parallel_for_workers(std::size_t count, std::size_t grain_size, Body body,
                             bool wake_sleepers) noexcept;
   void start_threads() noexcept;
@@ -86,9 +86,9 @@ class WorkerPool {
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_{false};
   /// (sequence number of the parallel_for << 16) | number of parts not yet taken. A thread that
-  /// decrements it owns a part of that parallel_for, which therefore cannot return: job_ is valid.
+  /// decrements it owns a part of that parallel_for, which therefore cannot return: loop_ is valid.
   alignas(64) std::atomic<std::uint64_t> parts_left_{0};
-  std::atomic<Job*> job_{nullptr};
+  std::atomic<Loop*> loop_{nullptr};
   Doorbell work_doorbell_;  // workers sleep on it
   Doorbell done_doorbell_;  // the caller sleeps on it while workers finish their last parts
 };

@@ -49,12 +49,12 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupPa
                                               context_->check_interrupt())),
       p2p_(std::make_shared<P2p>(
           parts_.local_group, parts_.membership, make_ofi_p2p(), context_->settings().eager_bytes,
-          context_->progress(),
-          [thread_pool = &context_->thread_pool()](std::function<void()> job) {
-            thread_pool->submit(std::move(job));
+          context_->progress_thread(),
+          [thread_pool = &context_->thread_pool()](std::function<void()> task) {
+            thread_pool->submit(std::move(task));
           },
           context_->check_interrupt(), context_->backoff())) {
-  context_->progress().add(p2p_);
+  context_->progress_thread().add(p2p_);
 }
 
 std::unique_ptr<ofi::OfiP2p> CommunicatorImpl::make_ofi_p2p() const {

@@ -53,7 +53,7 @@ ContextImpl::ContextImpl(Options options)
   });
   auto* page = new (arena_->memory()->base()) ProcessPage();
   page->token = random_bytes32();
-  progress_ = std::make_unique<ProgressThread>(
+  progress_thread_ = std::make_unique<ProgressThread>(
       std::shared_ptr<ProgressSignal>(arena_->memory(), &page->progress_signal));
   monitor_ = std::make_unique<Monitor>(*page, [this] { on_heartbeat(); });
   fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { close_in_child(); });
@@ -80,7 +80,7 @@ void ContextImpl::close() noexcept {
   for (const auto& weak : communicators) {
     if (const auto communicator = weak.lock()) communicator->depart();
   }
-  progress_->stop();
+  progress_thread_->stop();
   thread_pool_->stop();
   if (workers_) workers_->stop();
   if (network_) network_->close();
@@ -109,23 +109,23 @@ PeerInfo ContextImpl::peer_info() const {
 }
 
 std::shared_ptr<LocalProcess> ContextImpl::add_local_process(const LocalPeer& local_peer) {
-  const PeerInfo& who = local_peer.peer_info;
-  if (who.memory_id == self_->id()) return self_;
+  const PeerInfo& info = local_peer.peer_info;
+  if (info.memory_id == self_->id()) return self_;
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(peers_, [](const auto& known) { return known.second.expired(); });
-    if (const auto known = peers_.find(who.memory_id); known != peers_.end())
+    if (const auto known = peers_.find(info.memory_id); known != peers_.end())
       if (auto peer = known->second.lock()) return peer;
   }
-  auto memory = SharedMemory::open(local_peer.memory, who.memory_bytes, who.memory_id);
-  if (!same_bytes(reinterpret_cast<ProcessPage*>(memory->base())->token, who.token))
+  auto memory = SharedMemory::open(local_peer.memory, info.memory_bytes, info.memory_id);
+  if (!same_bytes(reinterpret_cast<ProcessPage*>(memory->base())->token, info.token))
     throw Error(Errc::system,
-                formatted("the shared memory of {} has an unexpected token", describe(who)),
-                {who.rank});
-  auto peer = std::make_shared<LocalProcess>(std::move(memory), who.host, who.pid);
+                formatted("the shared memory of {} has an unexpected token", describe(info)),
+                {info.rank});
+  auto peer = std::make_shared<LocalProcess>(std::move(memory), info.host, info.pid);
   monitor_->watch_process(peer, local_peer.process.duplicate());
   const std::lock_guard lock(mutex_);
-  peers_[who.memory_id] = peer;
+  peers_[info.memory_id] = peer;
   return peer;
 }
 
@@ -152,7 +152,7 @@ void ContextImpl::open_network(const std::string& address) {
       ofi::Network::Options{&settings_, address, self,
                             [this](const std::shared_ptr<RemoteProcess>& from,
                                    const Notice& notice) { handle_notice(from, notice); }});
-  progress_->set_progress_network([network = network_.get()] {
+  progress_thread_->set_progress_network([network = network_.get()] {
     network->progress();
     return network->has_outstanding();
   });
@@ -163,37 +163,37 @@ void ContextImpl::add_network_info(PeerInfo& own, const std::string& address) {
   ofi::Network& network = *network_;
   own.group_tag = network.allocate_group_tag();
   own.control_port = network.control().port();
-  const ofi::Endpoint::Name& fabric = network.endpoint().name();
-  if (fabric.size() > sizeof own.fabric_address)
+  const ofi::Endpoint::RawAddress& fabric = network.endpoint().address();
+  if (fabric.size() > sizeof own.endpoint_name)
     throw Error(Errc::internal,
                 formatted("the libfabric address has {} bytes; at most {} are supported",
-                          fabric.size(), sizeof own.fabric_address));
+                          fabric.size(), sizeof own.endpoint_name));
   own.endpoint_name_bytes = static_cast<std::uint16_t>(fabric.size());
-  std::memcpy(own.fabric_address, fabric.data(), fabric.size());
+  std::memcpy(own.endpoint_name, fabric.data(), fabric.size());
   std::strncpy(own.control_address, network.address().c_str(), sizeof own.control_address - 1);
   if (const char* limit = std::getenv("FI_OFI_RXM_EAGER_LIMIT"))
-    std::strncpy(own.eager_limit, limit, sizeof own.eager_limit - 1);
+    std::strncpy(own.rxm_eager_limit, limit, sizeof own.rxm_eager_limit - 1);
   std::strncpy(own.provider, network.endpoint().provider().c_str(), sizeof own.provider - 1);
 }
 
-ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& who,
+ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& info,
                                                            const std::string& secret) {
   RemoteProcess::Identity identity;
-  identity.id = who.memory_id;
-  identity.host = who.host;
-  identity.pid = who.pid;
-  identity.address = who.control_address;
-  identity.port = who.control_port;
+  identity.id = info.memory_id;
+  identity.host = info.host;
+  identity.pid = info.pid;
+  identity.address = info.control_address;
+  identity.port = info.control_port;
   const std::lock_guard lock(network_mutex_);
   RemoteAddress known{network_->control().add_peer(identity, secret), 0};
-  const auto found = addresses_.find(who.memory_id);
+  const auto found = addresses_.find(info.memory_id);
   if (found != addresses_.end()) {
     known.address = found->second;
     return known;
   }
-  const auto* bytes = reinterpret_cast<const std::byte*>(who.fabric_address);
-  known.address = network_->endpoint().add_peer({bytes, bytes + who.endpoint_name_bytes});
-  addresses_[who.memory_id] = known.address;
+  const auto* bytes = reinterpret_cast<const std::byte*>(info.endpoint_name);
+  known.address = network_->endpoint().add_peer({bytes, bytes + info.endpoint_name_bytes});
+  addresses_[info.memory_id] = known.address;
   return known;
 }
 
@@ -204,7 +204,7 @@ void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
   if (kind == GroupNotice::wake) return self_->wake_progress_thread();
   if (const auto membership = inbox_->find_group(from, notice))
     return membership->handle_notice(*from, notice);
-  if (kind != GroupNotice::opened) return;
+  if (kind != GroupNotice::subscribe) return;
   if (const auto departure = inbox_->departure_of(notice.group_uid))
     network_->control().send_notice(from, *departure);
 }
@@ -264,7 +264,7 @@ void ContextImpl::close_in_child() noexcept {
   static_cast<void>(network_.release());
   static_cast<void>(monitor_.release());
   static_cast<void>(inbox_.release());
-  static_cast<void>(progress_.release());
+  static_cast<void>(progress_thread_.release());
   static_cast<void>(thread_pool_.release());
   static_cast<void>(workers_.release());
   // Close the descriptors of the job: a data-loader worker may outlive its rank.

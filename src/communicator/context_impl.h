@@ -49,7 +49,7 @@ class ContextImpl final : public Context {
   [[nodiscard]] shm::Arena& arena() noexcept { return *arena_; }
   [[nodiscard]] shm::TensorHeap& heap() noexcept { return *heap_; }
   [[nodiscard]] ThreadPool& thread_pool() noexcept { return *thread_pool_; }
-  [[nodiscard]] ProgressThread& progress() noexcept { return *progress_; }
+  [[nodiscard]] ProgressThread& progress_thread() noexcept { return *progress_thread_; }
   /// Called with the first group, which knows how many ranks this host has. `ranks_on_same_cpus`:
   /// how many of them, this one included, have the same affinity mask.
   void make_workers(const Membership& membership, int ranks_on_same_cpus);
@@ -74,9 +74,9 @@ class ContextImpl final : public Context {
   [[nodiscard]] ofi::Network& network() noexcept { return *network_; }
   struct RemoteAddress {
     std::shared_ptr<RemoteProcess> process;
-    ofi::FiAddr address;
+    fi_addr_t address;
   };
-  RemoteAddress add_remote_process(const PeerInfo& who, const std::string& secret);
+  RemoteAddress add_remote_process(const PeerInfo& info, const std::string& secret);
 
   // --- groups ---
   void add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator);
@@ -108,12 +108,12 @@ class ContextImpl final : public Context {
   Fd pidfd_;  // of this process
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<ThreadPool> thread_pool_;
-  std::unique_ptr<ProgressThread> progress_;
+  std::unique_ptr<ProgressThread> progress_thread_;
   std::unique_ptr<NoticeInbox> inbox_;  // before network_, whose thread uses it
   std::unique_ptr<Monitor> monitor_;
   std::mutex network_mutex_;  // guards the making of network_, and addresses_
   std::unique_ptr<ofi::Network> network_;
-  std::map<Bytes32, ofi::FiAddr> addresses_;
+  std::map<Bytes32, fi_addr_t> addresses_;
   std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group
   std::atomic<bool> forked_{false};             // relaxed: set before the child runs anything else
   std::atomic<bool> closed_{false};  // relaxed: each part that close() stops has its own lock

@@ -82,7 +82,7 @@ void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record
   algorithm.run_over_hosts(board_, *channel_, task);
   channel_->end();
   // From here on the progress thread polls the network until the last message has left.
-  if (channel_->has_outstanding()) context_.progress().notify();
+  if (channel_->has_outstanding()) context_.progress_thread().notify();
 }
 
 void Executor::run(const OperationList& sequence, Milliseconds timeout) {

@@ -43,7 +43,7 @@ class GroupBuilder {
         first_sequence_(options.first_sequence) {
     parts_.local_group = std::make_shared<shm::LocalGroup>(
         context.arena(),
-        shm::LocalGroup::Identity{options.name, group_uid_from(hmac_sha256(secret_, "group")),
+        shm::GroupIdentity{options.name, group_uid_from(hmac_sha256(secret_, "group")),
                                   options.first_sequence},
         shm::RegionLayout::of(size, context.settings().chunk_bytes));
   }

@@ -29,12 +29,12 @@ void CollectiveWork::run_on(Executor& executor) const {
   sequence_ ? executor.run(*sequence_, timeout()) : executor.run(operation_, timeout());
 }
 
-/// Holds the mutex, and keeps synchronous callers off the quick path meanwhile.
+/// Holds the mutex, and keeps synchronous callers off the fast path meanwhile.
 class OperationQueue::Lock {
  public:
   explicit Lock(OperationQueue& queue) : queue_(queue), lock_(queue.mutex_) {
     State seen = queue_.state();
-    while (seen == State::idle || seen == State::quick) {
+    while (seen == State::idle || seen == State::fast_path) {
       const State next = seen == State::idle ? State::ready : State::running;
       // Acquire: pairs with the release in release_synchronous().
       if (queue_.state_.compare_exchange_weak(seen, next, std::memory_order_acq_rel,
@@ -44,7 +44,7 @@ class OperationQueue::Lock {
   }
   ~Lock() {
     if (queue_.state() == State::ready && !queue_.closed_ && queue_.entries_.empty())
-      queue_.state_.store(State::idle, std::memory_order_release);  // pairs with try_take_quickly()
+      queue_.state_.store(State::idle, std::memory_order_release);  // pairs with try_take_fast_path()
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
@@ -134,7 +134,7 @@ bool OperationQueue::is_run_by_this_thread() const noexcept { return running_que
 
 template <class Entry>
 bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
-  if (!try_take_quickly() && !try_take_if_empty()) return false;
+  if (!try_take_fast_path() && !try_take_if_empty()) return false;
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   struct Release {
     OperationQueue& queue;
@@ -154,7 +154,7 @@ std::shared_ptr<CollectiveWork> OperationQueue::start(const Entry& entry,
   entries_.insert(insert_position(), work);
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   // Also if the caller will wait at once: it may not, and the peers need this rank. A running or
-  // lingering thread looks at the queue when it is done.
+  // rechecking thread looks at the queue when it is done.
   if (state() == State::ready && next_can_start()) submit_pool_task();
   return work;
 }
@@ -230,16 +230,16 @@ void OperationQueue::submit_pool_task() {
   thread_pool_.submit([self = shared_from_this()] { self->run_on_pool(); });
 }
 
-bool OperationQueue::try_take_quickly() {
+bool OperationQueue::try_take_fast_path() {
   State expected = State::idle;
   // Acquire: pairs with the release in release_synchronous() and in ~Lock().
-  return state_.compare_exchange_strong(expected, State::quick, std::memory_order_acquire,
+  return state_.compare_exchange_strong(expected, State::fast_path, std::memory_order_acquire,
                                         std::memory_order_relaxed);
 }
 
-/// After try_take_quickly() or try_take_if_empty().
+/// After try_take_fast_path() or try_take_if_empty().
 void OperationQueue::release_synchronous() {
-  State expected = State::quick;
+  State expected = State::fast_path;
   if (!state_.compare_exchange_strong(expected, State::idle, std::memory_order_release,
                                       std::memory_order_relaxed))
     release_to(State::ready);  // a locker has set `running`, or try_take_if_empty() has
@@ -267,7 +267,7 @@ OperationQueue::WorkPtr OperationQueue::try_take_next(Deadline latest) {
   return work;
 }
 
-/// `next` is ready, or lingering if the calling thread will look at the queue again.
+/// `next` is ready, or rechecking if the calling thread will look at the queue again.
 void OperationQueue::release_to(State next) {
   const Lock lock(*this);
   set_state(next);
@@ -275,7 +275,7 @@ void OperationQueue::release_to(State next) {
   if (next == State::ready && next_can_start()) submit_pool_task();
 }
 
-void OperationQueue::stop_lingering() {
+void OperationQueue::stop_rechecking() {
   const Lock lock(*this);
   if (state() == State::running) return;
   set_state(State::ready);
@@ -284,7 +284,7 @@ void OperationQueue::stop_lingering() {
 
 // --- running ---
 
-/// Runs an entry that try_take_next() returned, and lingers.
+/// Runs an entry that try_take_next() returned, and leaves the queue in `rechecking`.
 void OperationQueue::run_entry(const WorkPtr& work) {
   std::exception_ptr error;
   try {
@@ -297,12 +297,12 @@ void OperationQueue::run_entry(const WorkPtr& work) {
     // This thread is in a callback that waits. Other callbacks must not run inside it: one that
     // waits for a later entry would be blocked by this callback's gate.
     thread_pool_.submit([work, error] { work->complete(error); });
-    return release_to(State::lingering);
+    return release_to(State::rechecking);
   }
-  release_to(State::lingering);
+  release_to(State::rechecking);
   // Callbacks may take long, or wait for entries of this queue: another thread must run them.
   work->complete(error, [this](const std::function<void()>& callbacks) {
-    stop_lingering();
+    stop_rechecking();
     callbacks();
   });
 }
@@ -338,7 +338,7 @@ void OperationQueue::run_queue_until_done(CollectiveWork& work, Deadline deadlin
       break;
     }
   }
-  stop_lingering();
+  stop_rechecking();
   // A running operation ends by its own timeout; a callback may never return.
   do {
     work.sleep_until_done(std::min(deadline, deadline_after(work.timeout())), check_interrupt_);

@@ -11,23 +11,23 @@
 // States, and who moves between them ("locker": any thread that takes the mutex):
 //
 //   from       to         by                     when
-//   idle       quick      caller of try_run      starts; one compare-exchange, no lock
-//   quick      idle       the same thread        ends; one compare-exchange, no lock
-//   quick      running    locker                 the quick thread will find this when it ends, and
+//   idle       fast       caller of try_run      starts; one compare-exchange, no lock
+//   fast       idle       the same thread        ends; one compare-exchange, no lock
+//   fast       running    locker                 the fast-path thread will find this when it ends, and
 //                                                ends as from `running`
-//   idle       ready      locker                 keeps quick callers out while it holds the mutex
+//   idle       ready      locker                 keeps fast-path callers out while it holds the mutex
 //   ready      idle       locker, on unlocking   nothing is queued and the queue is not closed
 //   ready      running    caller, waiter, pool   takes the next entry
-//   running    ready      caller of try_run      ends; submits a pool job if an entry can start
-//   running    lingering  waiter, pool           ends; this thread will look at the queue again, so
-//                                                start() need not submit a pool job meanwhile
-//   lingering  running    caller, waiter, pool   takes the next entry
-//   lingering  ready      the lingering thread   finds no entry that it may take, or is about to
-//                                                run callbacks or to sleep; submits a pool job if
+//   running    ready      caller of try_run      ends; submits a pool task if an entry can start
+//   running    rechecking waiter, pool           ends; this thread will look at the queue again, so
+//                                                start() need not submit a pool task meanwhile
+//   rechecking running    caller, waiter, pool   takes the next entry
+//   rechecking ready      the rechecking thread  finds no entry that it may take, or is about to
+//                                                run callbacks or to sleep; submits a pool task if
 //                                                an entry can start
 //
-// Independent of the state, pool_task_pending_ is set from the submission of a pool job until the
-// job runs: a waiter often runs the entry before the pool thread wakes, and a second job would wake
+// Independent of the state, pool_task_pending_ is set from the submission of a pool task until the
+// task runs: a waiter often runs the entry before the pool thread wakes, and a second task would wake
 // a second thread for nothing.
 //
 // Gates. The queue is released before completion callbacks run, so callbacks may issue operations.
@@ -116,18 +116,18 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  private:
   using WorkPtr = std::shared_ptr<CollectiveWork>;
   using Entries = std::list<WorkPtr>;  // null: a gate
-  enum class State : std::uint8_t { idle, quick, ready, running, lingering };
+  enum class State : std::uint8_t { idle, fast_path, ready, running, rechecking };
   class Lock;
   class CallbackScope;
   friend class CollectiveWork;
 
   // --- without the mutex ---
-  bool try_take_quickly();
+  bool try_take_fast_path();
   void release_synchronous();
   bool try_take_if_empty();
   WorkPtr try_take_next(Deadline latest);
   void release_to(State next);
-  void stop_lingering();
+  void stop_rechecking();
   void run_entry(const WorkPtr& work);
   void run_on_pool();
   void run_queue_until_done(CollectiveWork& work, Deadline deadline);
@@ -152,7 +152,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::function<void()> check_interrupt_;
   std::atomic<std::uint32_t> issued_{0};  // relaxed: a counter
 
-  /// Changes without the mutex only between idle and quick; see try_take_quickly() and Lock.
+  /// Changes without the mutex only between idle and fast_path; see try_take_fast_path() and Lock.
   std::atomic<State> state_{State::idle};
   std::mutex mutex_;  // guards what follows, and all other changes of state_
   bool closed_ = false;

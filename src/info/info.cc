@@ -13,7 +13,7 @@ Info info() {
   const Settings settings = parse_environment();
   Info info;
   info.kernels = kernels::best_variant().name;
-  info.algorithms = AlgorithmSelector(settings).choices();
+  info.algorithms = AlgorithmSelector(settings).rules();
   info.settings = setting_values();
   return info;
 }

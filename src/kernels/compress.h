@@ -16,7 +16,7 @@
 //   - The smallest scale is 2^-126, the smallest normal number: in a block whose numbers are all
 //     below 127 * 2^-126 (1.5e-36) the error is up to 2^-127 (6e-39). If all elements would round
 //     to zero, the scale is 0. Negative zero becomes zero.
-//   - If a block contains a NaN or an infinity, its scale is NaN, so the whole block unpacks to
+//   - If a block contains a NaN or an infinity, its scale is NaN, so the whole block decompresses to
 //     NaN: a non-finite input never yields a finite result.
 //
 // decompress() then compress() gives the same bytes, in all formats. All variants of the kernels give the
@@ -30,8 +30,8 @@
 
 namespace tccl::kernels {
 
-/// Packed data can be split at multiples of kCompressionBlock: element i * kCompressionBlock starts at byte
-/// compressed_bytes(format, i * kCompressionBlock), and the rest can be unpacked from there on its own.
+/// Compressed data can be split at multiples of kCompressionBlock: element i * kCompressionBlock starts at byte
+/// compressed_bytes(format, i * kCompressionBlock), and the rest can be decompressed from there on its own.
 std::size_t compressed_bytes(WireFormat format, std::size_t count);
 
 /// Addresses need no alignment. The ranges must not overlap.

@@ -1,4 +1,4 @@
-// The kernels behind pack.h, which describes the formats. Compiled once per instruction set; the
+// The kernels behind compress.h, which describes the formats. Compiled once per instruction set; the
 // rules of reduce_impl.h apply.
 #pragma once
 
@@ -124,10 +124,10 @@ inline void compress_int8(unsigned char* to, const unsigned char* from, std::siz
     to += kScaleBytes + kCompressionBlock, from += 4 * kCompressionBlock;
   }
   if (count == 0) return;
-  unsigned char values[4 * kCompressionBlock] = {}, packed[kScaleBytes + kCompressionBlock];
+  unsigned char values[4 * kCompressionBlock] = {}, compressed[kScaleBytes + kCompressionBlock];
   std::memcpy(values, from, 4 * count);
-  compress_block(packed, values);
-  std::memcpy(to, packed, kScaleBytes + count);
+  compress_block(compressed, values);
+  std::memcpy(to, compressed, kScaleBytes + count);
 }
 
 inline void decompress_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
@@ -136,9 +136,9 @@ inline void decompress_int8(unsigned char* to, const unsigned char* from, std::s
     to += 4 * kCompressionBlock, from += kScaleBytes + kCompressionBlock;
   }
   if (count == 0) return;
-  unsigned char packed[kScaleBytes + kCompressionBlock] = {}, values[4 * kCompressionBlock];
-  std::memcpy(packed, from, kScaleBytes + count);
-  decompress_block(values, packed);
+  unsigned char compressed[kScaleBytes + kCompressionBlock] = {}, values[4 * kCompressionBlock];
+  std::memcpy(compressed, from, kScaleBytes + count);
+  decompress_block(values, compressed);
   std::memcpy(to, values, 4 * count);
 }
 

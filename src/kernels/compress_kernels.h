@@ -1,4 +1,4 @@
-// Table of the pack and unpack kernels of one instruction set. No standard-library types, for the
+// Table of the compression kernels of one instruction set. No standard-library types, for the
 // reason given in reduce_args.h.
 #pragma once
 

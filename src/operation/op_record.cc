@@ -9,7 +9,7 @@ namespace {
 /// Below this size compression does not save time.
 constexpr std::size_t kMinCompressedBytes = std::size_t{32} << 10;
 
-/// Only float32 sums can be packed, and only those whose result goes to all ranks.
+/// Only float32 sums can be compressed, and only those whose result goes to all ranks.
 WireFormat wire_format_of(const Operation& o, std::size_t elements, WireFormat default_format) {
   const ReduceOp op = o.reduction.op;
   const bool compresses = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&

@@ -57,15 +57,15 @@ Status status_of_current_exception(const RendezvousOptions& options) noexcept {
 }
 
 HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& host_map,
-                             std::function<void()> check_wait)
+                             std::function<void()> while_waiting)
     : options_(options),
       host_map_(host_map),
       host_(host_map.host_of(options.rank)),
-      check_wait_(std::move(check_wait)) {}
+      while_waiting_(std::move(while_waiting)) {}
 
 StoreClient HostAgreement::client() const {
   return store_client_for(options_, [this] {
-    check_wait_();
+    while_waiting_();
     throw_if_failure_published(store_client_for(options_, {}));
   });
 }

@@ -36,10 +36,10 @@ Fd open_event() {
 
 }  // namespace
 
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait) {
+StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> while_waiting) {
   const Bytes32 digest = hmac_sha256(options.secret, "keys");
   return {*options.store, to_hex(std::span(digest).first(8)), options.deadline,
-          std::move(check_wait)};
+          std::move(while_waiting)};
 }
 
 void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,
@@ -97,7 +97,7 @@ void HostDiscovery::run(const RendezvousOptions& options) {
   try {
     JoinRecordWriter waiting(*options.store, options.rank);
     StoreClient client = store_client_for(options, {});
-    client.check_wait = [this, &client, &waiting] {
+    client.while_waiting = [this, &client, &waiting] {
       if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
       waiting.set();
       throw_if_failure_published(client);

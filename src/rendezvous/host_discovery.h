@@ -26,7 +26,7 @@ using HostCoordinators = std::vector<int>;
 
 /// The keys of one rendezvous: their prefix comes from the secret, so a later one on the same store
 /// has other keys.
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait);
+StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> while_waiting);
 
 /// Called by every rank.
 void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,

@@ -22,13 +22,13 @@ using std::chrono::milliseconds;
 /// its members wait a little longer for that report.
 constexpr milliseconds kReportGrace{2000};
 
-/// Throws Error{timeout} at the deadline. `check_wait` runs every interrupt period.
-template <class CheckWait>
+/// Throws Error{timeout} at the deadline. `while_waiting` runs every interrupt period.
+template <class WhileWaiting>
 void wait_readable_until(int socket, Deadline deadline, const RendezvousOptions& options,
-                         const CheckWait& check_wait) {
+                         const WhileWaiting& while_waiting) {
   while (!wait_readable(socket, std::min(deadline, Clock::now() + kInterruptInterval))) {
     if (options.check_interrupt) options.check_interrupt();
-    check_wait();
+    while_waiting();
     if (Clock::now() >= deadline) throw Error(Errc::timeout, "no answer before the timeout");
   }
 }

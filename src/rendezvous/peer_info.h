@@ -34,8 +34,8 @@ struct PeerInfo {
   std::uint16_t endpoint_name_bytes = 0;
   char control_address[64] = {};
   char provider[32] = {};
-  char eager_limit[16] = {};  // FI_OFI_RXM_EAGER_LIMIT; libfabric refuses peers with another one
-  unsigned char fabric_address[128] = {};
+  char rxm_eager_limit[16] = {};  // FI_OFI_RXM_EAGER_LIMIT; libfabric refuses peers with another one
+  unsigned char endpoint_name[128] = {};
 };
 
 /// "rank 3 (host b, pid 4711)"

@@ -87,7 +87,7 @@ std::string StoreClient::read(const std::string& key) const {
     } catch (const Error& error) {
       if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
     }
-    if (check_wait) check_wait();
+    if (while_waiting) while_waiting();
   }
 }
 

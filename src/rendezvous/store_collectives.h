@@ -1,6 +1,6 @@
 // Collectives of small texts over a key-value store, for participants that have no connection yet.
 //
-//   StoreClient client{store, "3f2a", deadline, check_wait};
+//   StoreClient client{store, "3f2a", deadline, while_waiting};
 //   auto texts = store_allgather(client, "addresses", host_index, hosts, own_text);
 //
 // The gather is a binary tree: participant i reads the keys of 2i+1 and 2i+2, removes them and
@@ -24,7 +24,7 @@ struct StoreClient {
   std::string prefix;
   Deadline deadline;
   /// Called about every 100 ms while waiting; an exception ends the wait. May be empty.
-  std::function<void()> check_wait;
+  std::function<void()> while_waiting;
 
   /// "prefix/round" and "prefix/round/index"
   [[nodiscard]] std::string key(std::string_view round) const;

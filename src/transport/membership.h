@@ -1,9 +1,9 @@
-// Membership: all ranks of a group, on this host and on others: who they are, whether they are alive,
-// and how a failure of the group reaches all of them.
+// Membership: what one rank knows about all ranks of its group, on this host and on others: who they
+// are, whether they are alive, and how a failure of the group reaches all of them.
 //
 // On this host LocalMembership (shared memory) answers. Between hosts, processes send notices over the
 // control connections:
-//   opened    this rank begins to exchange messages with that rank
+//   subscribe this rank will exchange messages with that rank and needs its notices
 //   failed    the group has failed, and why
 //   departed  this rank has left the group, and how many messages it had sent
 //   wake      messages are waiting: wakes the receiver's progress thread
@@ -26,9 +26,10 @@
 namespace tccl {
 
 /// Kinds of Notice.
-enum class GroupNotice : std::uint32_t { opened = 1, failed = 2, departed = 3, wake = 4 };
+enum class GroupNotice : std::uint32_t { subscribe = 1, failed = 2, departed = 3, wake = 4 };
 
-/// Messages of a group between two hosts are counted by kind, in both directions.
+/// The two kinds of messages between hosts. Each is counted, so that a receiver knows after a
+/// departure whether more can come.
 enum class TrafficKind : std::uint8_t { collective, point_to_point };
 
 class Membership {
@@ -48,8 +49,8 @@ class Membership {
   [[nodiscard]] bool is_local(int rank) const { return host_map_.same_host(rank, rank_); }
   [[nodiscard]] bool over_several_hosts() const noexcept { return host_map_.hosts() > 1; }
   /// The process of a rank of another host.
-  [[nodiscard]] const std::shared_ptr<RemoteProcess>& peer(int rank) const {
-    return remote(rank).peer;
+  [[nodiscard]] const std::shared_ptr<RemoteProcess>& process(int rank) const {
+    return remote(rank).process;
   }
 
   /// "rank 3 (host b, pid 4711)"
@@ -62,7 +63,7 @@ class Membership {
   [[nodiscard]] std::chrono::milliseconds stalled_after(int rank) const {
     return is_local(rank) ? kStalledAfter : std::chrono::milliseconds(2000);
   }
-  /// The error of `operation`, which needs a rank that has died or departed.
+  /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 
   // --- failure of the group ---
@@ -75,22 +76,22 @@ class Membership {
   void propagate_failure() noexcept;
 
   // --- traffic with other hosts ---
-  /// Call before any message to or from that rank: from then on both ranks send each other notices.
+  /// Call before any message to or from that rank: subscribes to its notices, and it to ours.
   void subscribe(int rank) {
     if (!remote(rank).subscribed.load(std::memory_order_relaxed)) subscribe_first(rank);
   }
   void count_sent(int rank, TrafficKind traffic) {
     remote(rank).sent.of(traffic).fetch_add(1, std::memory_order_relaxed);
   }
-  /// Whether message `sequence` (from 0) can no longer arrive because that rank has departed. A
-  /// process that departed without an `opened` notice of this group has sent no message.
+  /// Whether that rank's message `message_number` (from 0) can no longer arrive because it has
+  /// departed. A process that departed without a `subscribe` notice of this group has sent none.
   [[nodiscard]] bool cannot_arrive(int rank, TrafficKind traffic,
-                                   std::uint64_t sequence) const noexcept;
+                                   std::uint64_t message_number) const noexcept;
   void wake_progress_thread(int rank) noexcept;
   /// Handles a notice from another host.
   void handle_notice(const RemoteProcess& from, const Notice& notice) noexcept;
   /// Sends the `departed` notices. Nothing is sent or handled afterwards. Returns the notice for
-  /// ranks that open traffic later.
+  /// ranks that subscribe later.
   Notice depart() noexcept;
 
  private:
@@ -102,11 +103,11 @@ class Membership {
     }
   };
   struct RemoteState {
-    std::shared_ptr<RemoteProcess> peer;
-    std::atomic<bool> subscribed{false};  // set under mutex_; relaxed: read as a hint without it
+    std::shared_ptr<RemoteProcess> process;
+    std::atomic<bool> subscribed{false};  // both ways; set under mutex_; relaxed: read as a hint without it
     Counters sent;                          // relaxed: read by this process only
     Counters sent_before_departure;         // published by `departed`
-    std::atomic<bool> departed{false};
+    std::atomic<bool> departed{false};      // handle_departed() releases; see state_of()
   };
   [[nodiscard]] RemoteState& remote(int rank) const {
     return *remotes_[static_cast<std::size_t>(rank)];
@@ -116,7 +117,7 @@ class Membership {
   void send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
   void send_failed(RemoteState& to) const noexcept;
   void send_departure(RemoteState& to) const noexcept;
-  void handle_opened(RemoteState& other) noexcept;
+  void handle_subscribe(RemoteState& other) noexcept;
   void handle_failed(const std::string& text) noexcept;
   static void handle_departed(RemoteState& other, const std::string& text) noexcept;
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
@@ -129,7 +130,7 @@ class Membership {
   std::vector<std::unique_ptr<RemoteState>> remotes_;
   ControlPlane* control_;
   mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::subscribed
-  bool failure_is_sent_ = false;  // to all ranks with open traffic
+  bool failure_is_sent_ = false;  // to all subscribed ranks
   bool has_departed_ = false;
   Notice departure_notice_;  // valid once has_departed_
 };

@@ -17,9 +17,9 @@ constexpr int kMessages = 3;  // per pair, where a pattern sends several
 constexpr std::uint64_t kTagsPerCase = 8;
 
 /// The messages of one rank in one case, with their buffers.
-class TrafficKind {
+class Traffic {
  public:
-  TrafficKind(std::uint64_t seed, const Case& one, const Group& group)
+  Traffic(std::uint64_t seed, const Case& one, const Group& group)
       : seed_(seed), case_(one), group_(group) {}
 
   [[nodiscard]] int size() const { return group_.size(); }
@@ -106,7 +106,7 @@ class TrafficKind {
   std::map<int, int> from_anyone_;  // messages so far, by source
 };
 
-std::optional<std::string> TrafficKind::finish() {
+std::optional<std::string> Traffic::finish() {
   for (const auto& message : incoming_) {
     if (message->work) message->work->wait();
   }
@@ -120,7 +120,7 @@ std::optional<std::string> TrafficKind::finish() {
   return {};
 }
 
-std::optional<std::string> TrafficKind::check(Incoming& message) {
+std::optional<std::string> Traffic::check(Incoming& message) {
   int source = message.from;
   int number = message.number;
   if (source == tccl::kAnySource) {
@@ -143,7 +143,7 @@ std::optional<std::string> TrafficKind::check(Incoming& message) {
 }
 
 /// A blocking ring does not deadlock if one rank receives first.
-void ring(TrafficKind& traffic) {
+void ring(Traffic& traffic) {
   if (traffic.is_async()) {
     traffic.start_recv(traffic.previous(), 0, 0);
     traffic.start_send(traffic.next(), 0, 0);
@@ -156,7 +156,7 @@ void ring(TrafficKind& traffic) {
   }
 }
 
-void tags(TrafficKind& traffic) {
+void tags(Traffic& traffic) {
   for (int tag = 0; tag < kMessages; ++tag) traffic.start_send(traffic.next(), tag, tag);
   for (int tag = kMessages - 1; tag >= 0; --tag) {
     if (traffic.is_async()) {
@@ -167,7 +167,7 @@ void tags(TrafficKind& traffic) {
   }
 }
 
-void fifo(TrafficKind& traffic) {
+void fifo(Traffic& traffic) {
   for (int number = 0; number < kMessages; ++number) {
     traffic.start_send(traffic.next(), number, 0);
   }
@@ -181,7 +181,7 @@ void fifo(TrafficKind& traffic) {
 }
 
 /// Two messages per source, to check the order within a source.
-void any_source(TrafficKind& traffic) {
+void any_source(Traffic& traffic) {
   constexpr int kEach = 2;
   if (traffic.rank() == traffic.root()) {
     for (int i = 0; i < kEach * (traffic.size() - 1); ++i) {
@@ -198,7 +198,7 @@ void any_source(TrafficKind& traffic) {
   }
 }
 
-void exchange(TrafficKind& traffic) {
+void exchange(Traffic& traffic) {
   for (int peer = 0; peer < traffic.size(); ++peer) {
     if (peer != traffic.rank()) traffic.start_send(peer, 0, 0);
   }
@@ -211,7 +211,7 @@ void exchange(TrafficKind& traffic) {
 
 std::optional<std::string> run_pattern(std::uint64_t seed, const Case& one, const Group& group) {
   if (group.size() == 1) return {};
-  TrafficKind traffic(seed, one, group);
+  Traffic traffic(seed, one, group);
   switch (one.pattern) {
     case Pattern::ring:
       ring(traffic);

@@ -1,5 +1,5 @@
-// Packed formats x counts x kinds of values, every variant of the kernels against plain loops
-// written from the description in pack.h, which share no code with the kernels.
+// Compressed formats x counts x kinds of values, every variant of the kernels against plain loops
+// written from the description in compress.h, which share no code with the kernels.
 #include "kernels/compress.h"
 
 #include <gtest/gtest.h>
@@ -88,24 +88,24 @@ float expected_scale(const float* block, std::size_t count) {
   return std::max(truncated_to_17_bits(largest / 127), kSmallestNormal);
 }
 
-void append_expected_block(Bytes& packed, const float* block, std::size_t count) {
+void append_expected_block(Bytes& compressed, const float* block, std::size_t count) {
   const float scale = expected_scale(block, count);
-  append(packed, scale);
+  append(compressed, scale);
   for (std::size_t i = 0; i < count; ++i)
-    append(packed, static_cast<std::int8_t>(scale > 0 ? std::nearbyint(block[i] / scale) : 0));
+    append(compressed, static_cast<std::int8_t>(scale > 0 ? std::nearbyint(block[i] / scale) : 0));
 }
 
-Bytes expected_packed(const Values& values, WireFormat format) {
-  Bytes packed;
+Bytes expected_compressed(const Values& values, WireFormat format) {
+  Bytes compressed;
   if (format == WireFormat::uncompressed)
-    for (const float value : values) append(packed, value);
+    for (const float value : values) append(compressed, value);
   if (format == WireFormat::bfloat16)
-    for (const float value : values) append(packed, expected_bfloat16(value));
+    for (const float value : values) append(compressed, expected_bfloat16(value));
   if (format == WireFormat::int8)
     for (std::size_t begin = 0; begin < values.size(); begin += 128)
-      append_expected_block(packed, &values[begin],
+      append_expected_block(compressed, &values[begin],
                             std::min<std::size_t>(128, values.size() - begin));
-  return packed;
+  return compressed;
 }
 
 template <typename T>
@@ -115,17 +115,17 @@ T read(const Bytes& bytes, std::size_t offset) {
   return value;
 }
 
-float expected_element(const Bytes& packed, std::size_t i, WireFormat format) {
-  if (format == WireFormat::uncompressed) return read<float>(packed, 4 * i);
+float expected_element(const Bytes& compressed, std::size_t i, WireFormat format) {
+  if (format == WireFormat::uncompressed) return read<float>(compressed, 4 * i);
   if (format == WireFormat::bfloat16)
-    return static_cast<float>(value_of_bfloat16(read<std::uint16_t>(packed, 2 * i)));
+    return static_cast<float>(value_of_bfloat16(read<std::uint16_t>(compressed, 2 * i)));
   const std::size_t block = i / 128 * 132;
-  return read<std::int8_t>(packed, block + 4 + i % 128) * read<float>(packed, block);
+  return read<std::int8_t>(compressed, block + 4 + i % 128) * read<float>(compressed, block);
 }
 
-Bytes expected_unpacked(const Bytes& packed, std::size_t count, WireFormat format) {
+Bytes expected_decompressed(const Bytes& compressed, std::size_t count, WireFormat format) {
   Bytes values;
-  for (std::size_t i = 0; i < count; ++i) append(values, expected_element(packed, i, format));
+  for (std::size_t i = 0; i < count; ++i) append(values, expected_element(compressed, i, format));
   return values;
 }
 
@@ -227,30 +227,30 @@ const kernels::CompressionKernel& compression_kernel_for(const kernels::Variant&
   return format == WireFormat::int8 ? variant.compression_kernels->int8 : variant.compression_kernels->bfloat16;
 }
 
-Bytes packed_by(const kernels::Variant& variant, const Values& values, WireFormat format) {
+Bytes compressed_by(const kernels::Variant& variant, const Values& values, WireFormat format) {
   Buffer from(values.data(), 4 * values.size()), to(kernels::compressed_bytes(format, values.size()));
   compression_kernel_for(variant, format).compress(to.data(), from.data(), values.size());
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
 
-Bytes unpacked_by(const kernels::Variant& variant, const Bytes& packed, std::size_t count,
+Bytes decompressed_by(const kernels::Variant& variant, const Bytes& compressed, std::size_t count,
                   WireFormat format) {
-  Buffer from(packed.data(), packed.size()), to(4 * count);
+  Buffer from(compressed.data(), compressed.size()), to(4 * count);
   compression_kernel_for(variant, format).decompress(to.data(), from.data(), count);
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
 
 Bytes compress(const Values& values, WireFormat format) {
-  Bytes packed(kernels::compressed_bytes(format, values.size()));
-  kernels::compress(packed.data(), values.data(), values.size(), format);
-  return packed;
+  Bytes compressed(kernels::compressed_bytes(format, values.size()));
+  kernels::compress(compressed.data(), values.data(), values.size(), format);
+  return compressed;
 }
 
-Values decompress(const Bytes& packed, std::size_t count, WireFormat format) {
+Values decompress(const Bytes& compressed, std::size_t count, WireFormat format) {
   Values values(count);
-  kernels::decompress(values.data(), packed.data(), count, format);
+  kernels::decompress(values.data(), compressed.data(), count, format);
   return values;
 }
 
@@ -261,7 +261,7 @@ Bytes bytes_of(const Values& values) {
 }
 
 /// Every count and kind of values of one format.
-class Packing : public testing::TestWithParam<Format> {
+class Compression : public testing::TestWithParam<Format> {
  protected:
   template <typename Body>
   static void for_each(const Body& body) {
@@ -276,43 +276,43 @@ class Packing : public testing::TestWithParam<Format> {
   static WireFormat format() { return GetParam().wire; }
 };
 
-TEST_P(Packing, MatchesTheDescription) {
+TEST_P(Compression, MatchesTheDescription) {
   for_each([](const Values& values) {
-    const Bytes packed = expected_packed(values, format());
-    const Values unpacked = decompress(packed, values.size(), format());
-    EXPECT_EQ(compress(values, format()), packed);
-    EXPECT_EQ(bytes_of(unpacked), expected_unpacked(packed, values.size(), format()));
+    const Bytes compressed = expected_compressed(values, format());
+    const Values decompressed = decompress(compressed, values.size(), format());
+    EXPECT_EQ(compress(values, format()), compressed);
+    EXPECT_EQ(bytes_of(decompressed), expected_decompressed(compressed, values.size(), format()));
   });
 }
 
-TEST_P(Packing, HasTheSameBytesInEveryVariant) {
+TEST_P(Compression, HasTheSameBytesInEveryVariant) {
   if (format() == WireFormat::uncompressed) return;  // a copy
   for_each([](const Values& values) {
-    const Bytes packed = expected_packed(values, format());
-    const Bytes unpacked = expected_unpacked(packed, values.size(), format());
+    const Bytes compressed = expected_compressed(values, format());
+    const Bytes decompressed = expected_decompressed(compressed, values.size(), format());
     for (const kernels::Variant& variant : kernels::variants()) {
       if (!variant.usable()) continue;
-      EXPECT_EQ(packed_by(variant, values, format()), packed) << variant.name;
-      EXPECT_EQ(unpacked_by(variant, packed, values.size(), format()), unpacked) << variant.name;
+      EXPECT_EQ(compressed_by(variant, values, format()), compressed) << variant.name;
+      EXPECT_EQ(decompressed_by(variant, compressed, values.size(), format()), decompressed) << variant.name;
     }
   });
 }
 
-TEST_P(Packing, OfUnpackedDataGivesTheSameBytes) {
+TEST_P(Compression, OfDecompressedDataGivesTheSameBytes) {
   for_each([](const Values& values) {
-    const Bytes packed = compress(values, format());
-    EXPECT_EQ(compress(decompress(packed, values.size(), format()), format()), packed);
+    const Bytes compressed = compress(values, format());
+    EXPECT_EQ(compress(decompress(compressed, values.size(), format()), format()), compressed);
   });
 }
 
-TEST_P(Packing, CanBeSplitBetweenBlocks) {
+TEST_P(Compression, CanBeSplitBetweenBlocks) {
   constexpr std::size_t kCount = 1000;
   const Values values = normal_values(kCount, 1),
                whole = decompress(compress(values, format()), kCount, format());
-  const Bytes packed = compress(values, format());
+  const Bytes compressed = compress(values, format());
   for (std::size_t begin = 0; begin < kCount; begin += kernels::kCompressionBlock) {
     Values part(kCount - begin);
-    kernels::decompress(part.data(), &packed[kernels::compressed_bytes(format(), begin)], part.size(),
+    kernels::decompress(part.data(), &compressed[kernels::compressed_bytes(format(), begin)], part.size(),
                     format());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<long>(begin)))
         << begin;
@@ -320,21 +320,21 @@ TEST_P(Packing, CanBeSplitBetweenBlocks) {
 }
 
 #if defined(__SSE__)
-TEST_P(Packing, DoesNotDependOnTheCallersRounding) {
+TEST_P(Compression, DoesNotDependOnTheCallersRounding) {
   const Values values = normal_values(1000, kSmallestNormal);
-  const Bytes packed = compress(values, format());
-  const Values unpacked = decompress(packed, values.size(), format());
+  const Bytes compressed = compress(values, format());
+  const Values decompressed = decompress(compressed, values.size(), format());
   const unsigned saved = _mm_getcsr();
   _mm_setcsr(saved | 0xe040);  // towards zero, flush to zero, denormals are zero
-  const Bytes packed_here = compress(values, format());
-  const Values unpacked_here = decompress(packed, values.size(), format());
+  const Bytes compressed_here = compress(values, format());
+  const Values decompressed_here = decompress(compressed, values.size(), format());
   _mm_setcsr(saved);
-  EXPECT_EQ(packed_here, packed);
-  EXPECT_EQ(bytes_of(unpacked_here), bytes_of(unpacked));
+  EXPECT_EQ(compressed_here, compressed);
+  EXPECT_EQ(bytes_of(decompressed_here), bytes_of(decompressed));
 }
 #endif
 
-INSTANTIATE_TEST_SUITE_P(All, Packing, testing::ValuesIn(kFormats),
+INSTANTIATE_TEST_SUITE_P(All, Compression, testing::ValuesIn(kFormats),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
 // ---- Errors of a round trip ----
@@ -373,7 +373,7 @@ TEST(PackedBFloat16, KeepsInfinityAndNan) {
   EXPECT_TRUE(result[5] == 0 && std::signbit(result[5]));
 }
 
-/// The largest difference that pack.h allows in a block.
+/// The largest difference that compress.h allows in a block.
 double int8_bound(const float* block, std::size_t count) {
   double largest = 0;
   for (std::size_t i = 0; i < count; ++i)

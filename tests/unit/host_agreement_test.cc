@@ -73,18 +73,18 @@ struct Hosts {
   }
 
   /// Runs `body` for every host, each on its thread, and publishes its failure as a coordinator
-  /// does; the error text of each, empty for none. `check_wait` is called with the host.
+  /// does; the error text of each, empty for none. `while_waiting` is called with the host.
   template <class Body>
   std::vector<std::string> run(
       const Body& body, std::chrono::milliseconds timeout = 20s,
-      const std::function<void(int)>& check_wait = [](int) {}) {
+      const std::function<void(int)>& while_waiting = [](int) {}) {
     std::vector<std::string> errors(labels.size());
     std::vector<std::thread> threads;
     for (std::size_t host = 0; host < labels.size(); ++host)
       threads.emplace_back([&, host] {
         const RendezvousOptions options = options_of(static_cast<int>(host), timeout);
         const HostMap host_map(labels);
-        HostAgreement hosts(options, host_map, [&] { check_wait(static_cast<int>(host)); });
+        HostAgreement hosts(options, host_map, [&] { while_waiting(static_cast<int>(host)); });
         try {
           body(static_cast<int>(host), hosts);
         } catch (const std::exception& error) {

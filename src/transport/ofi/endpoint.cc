@@ -111,21 +111,21 @@ void Endpoint::open(fi_info& info) {
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &completions->fid, FI_SEND | FI_RECV));
   check("fi_enable", ::fi_enable(endpoint));
-  name_.resize(256);
-  std::size_t bytes = name_.size();
-  check("fi_getname", ::fi_getname(&endpoint->fid, name_.data(), &bytes));
-  name_.resize(bytes);
+  address_.resize(256);
+  std::size_t bytes = address_.size();
+  check("fi_getname", ::fi_getname(&endpoint->fid, address_.data(), &bytes));
+  address_.resize(bytes);
 }
 
-FiAddr Endpoint::add_peer(const Name& name) {
+fi_addr_t Endpoint::add_peer(const RawAddress& address) {
   const std::lock_guard lock(mutex_);
-  FiAddr peer = FI_ADDR_UNSPEC;
-  const int added = ::fi_av_insert(addresses_.get(), name.data(), 1, &peer, 0, nullptr);
+  fi_addr_t peer = FI_ADDR_UNSPEC;
+  const int added = ::fi_av_insert(addresses_.get(), address.data(), 1, &peer, 0, nullptr);
   if (added != 1) fail("fi_av_insert", added < 0 ? added : -FI_EINVAL);
   return peer;
 }
 
-bool Endpoint::send(FiAddr peer, std::uint64_t tag, std::span<const std::byte> data,
+bool Endpoint::send(fi_addr_t peer, std::uint64_t tag, std::span<const std::byte> data,
                     Request& request) {
   const std::lock_guard lock(mutex_);
   prepare(request);
@@ -146,7 +146,7 @@ void Endpoint::uncount(Request& request) noexcept {
   if (std::exchange(request.is_unsent_, false)) unsent_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Endpoint::receive(FiAddr peer, std::uint64_t tag, std::span<std::byte> data,
+bool Endpoint::receive(fi_addr_t peer, std::uint64_t tag, std::span<std::byte> data,
                        Request& request, std::uint64_t ignored_tag_bits) {
   const std::lock_guard lock(mutex_);
   prepare(request);

@@ -50,7 +50,7 @@ class Request {
 };
 
 /// A peer of an Endpoint.
-using FiAddr = fi_addr_t;
+using fi_addr_t = fi_addr_t;
 
 class Endpoint {
  public:
@@ -59,8 +59,8 @@ class Endpoint {
     std::string address;     // of the network interface
     std::uint16_t port = 0;  // 0: any
   };
-  using Name = std::vector<std::byte>;  // as fi_getname() returns it
-  static constexpr FiAddr kAnySource = FI_ADDR_UNSPEC;
+  using RawAddress = std::vector<std::byte>;  // as fi_getname() returns it
+  static constexpr fi_addr_t kAnySource = FI_ADDR_UNSPEC;
 
   /// Throws Error{system}.
   explicit Endpoint(const Options& options);
@@ -68,17 +68,17 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  [[nodiscard]] const Name& name() const noexcept { return name_; }
+  [[nodiscard]] const RawAddress& address() const noexcept { return address_; }
   [[nodiscard]] const std::string& provider() const noexcept { return provider_; }
 
   /// The connection is made when the first message is sent.
-  FiAddr add_peer(const Name& name);
+  fi_addr_t add_peer(const RawAddress& address);
 
   /// Returns false if the queue is full (FI_EAGAIN): call progress() and try again.
-  bool send(FiAddr peer, std::uint64_t tag, std::span<const std::byte> data,
+  bool send(fi_addr_t peer, std::uint64_t tag, std::span<const std::byte> data,
             Request& request);
   /// `ignored_tag_bits`: tag bits that need not match.
-  bool receive(FiAddr peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
+  bool receive(fi_addr_t peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
                std::uint64_t ignored_tag_bits = 0);
   /// Requests cancellation; the request is done when progress() has completed it.
   void cancel(Request& request) noexcept;
@@ -119,7 +119,7 @@ class Endpoint {
   std::mutex mutex_;  // guards the libfabric objects: FI_THREAD_DOMAIN
   std::atomic<std::size_t> unsent_{0};
   std::string provider_;
-  Name name_;
+  RawAddress address_;
   Owned<fid_fabric> fabric_;  // each object uses those before it
   Owned<fid_domain> domain_;
   Owned<fid_av> addresses_;

@@ -29,7 +29,7 @@ constexpr std::uint64_t tag_of(std::uint32_t group_tag, TrafficKind traffic, std
 
 /// How to reach a rank of another host.
 struct RankAddress {
-  FiAddr fabric_address = Endpoint::kAnySource;
+  fi_addr_t fi_addr = Endpoint::kAnySource;
   std::uint32_t group_tag = 0;  // of the receiver
 };
 

@@ -46,7 +46,7 @@ void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<co
         tag_of(address(rank).group_tag, TrafficKind::collective, counts(rank).sent);
     wait(rank, std::nullopt, [&] {
       return try_post(rank, "sending to", [&] {
-        return network_.endpoint().send(address(rank).fabric_address, tag, buffer->first(bytes),
+        return network_.endpoint().send(address(rank).fi_addr, tag, buffer->first(bytes),
                                         request);
       });
     });
@@ -65,7 +65,7 @@ NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
   const std::uint64_t tag = tag_of(own_group_tag_, TrafficKind::collective, sequence);
   wait(from, std::nullopt, [&] {
     return try_post(from, "receiving from", [&] {
-      return network_.endpoint().receive(address(from).fabric_address, tag,
+      return network_.endpoint().receive(address(from).fi_addr, tag,
                                          buffer->first(kMaxMessageBytes), request);
     });
   });
@@ -186,7 +186,7 @@ Error OfiChannel::timeout_error(int rank, const char* reason) const {
   std::string text =
       formatted("{}: timeout after {:.1f} s; {} {}", operation(),
                 std::chrono::duration<double>(timeout_).count(), reason, membership_.who(rank));
-  const auto silence = membership_.peer(rank)->silence();
+  const auto silence = membership_.process(rank)->silence();
   if (silence >= membership_.stalled_after(rank))
     text += formatted(", which is stalled: no heartbeat for {:.1f} s",
                       std::chrono::duration<double>(silence).count());

@@ -135,7 +135,7 @@ bool OfiP2p::try_send(int rank, const QueuedCell& cell) {
   const RankAddress& to = addresses_[static_cast<std::size_t>(rank)];
   const std::uint64_t tag = tag_of(to.group_tag, TrafficKind::point_to_point, 0);
   try {
-    if (!network_.endpoint().send(to.fabric_address, tag, cell.buffer->first(cell.bytes),
+    if (!network_.endpoint().send(to.fi_addr, tag, cell.buffer->first(cell.bytes),
                                   *cell.buffer->sends().front().request))
       return false;
   } catch (const Error& error) {

@@ -28,7 +28,7 @@ class ShmBoard final : public Board {
   ShmBoard(LocalGroup& group, TensorHeap& heap, AlgorithmName algorithm_name,
            std::function<void()> check_interrupt, BackoffPolicy backoff);
 
-  [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
+  [[nodiscard]] int local_rank() const noexcept override { return group_.local_rank(); }
   [[nodiscard]] int size() const noexcept override { return group_.size(); }
   [[nodiscard]] std::size_t area_bytes() const noexcept override {
     return group_.layout().area_bytes;
@@ -44,7 +44,7 @@ class ShmBoard final : public Board {
     return heap_.offset_of(memory, bytes).value_or(0);
   }
   [[nodiscard]] std::byte* at(int peer, Offset offset) const override {
-    return group_.peer(peer).base() + offset;
+    return group_.process(peer).base() + offset;
   }
   Offset publish_in_place(const void* memory, std::size_t bytes, int reader) override;
   const std::byte* read_in_place(int peer, Offset offset) override;
@@ -52,9 +52,11 @@ class ShmBoard final : public Board {
     peer_written_ = {memory, bytes};
   }
   void clear_peer_written() override { peer_written_ = {}; }
-  void throw_if_failed() const override;
-  [[nodiscard]] double factor(int rank) const override;
-  [[nodiscard]] int global_rank(int rank) const override { return group_.global_rank(rank); }
+  void throw_if_any_rank_failed() const override;
+  [[nodiscard]] double factor(int local_rank) const override;
+  [[nodiscard]] int global_rank(int local_rank) const override {
+    return group_.global_rank(local_rank);
+  }
   [[nodiscard]] std::string operation() const override;
 
   /// Begins the operation of `record`, which is in this rank's log already. Without a deadline, the
@@ -78,7 +80,7 @@ class ShmBoard final : public Board {
     bool published_to = false;  // in this operation
     bool read_from = false;
     std::uint32_t matched = 0;  // sequence number up to which the logs were compared
-    GlobalStep arrived = 0;     // steps before this one have arrived with a matching digest
+    GlobalStep arrived_steps = 0;  // steps before this one have arrived with a matching digest
   };
 
   [[nodiscard]] const StepHeader& header_of(int rank, GlobalStep global_step) const {

@@ -76,6 +76,7 @@ void TensorHeap::release(const Allocation& block) noexcept {
   if (::getpid() != owner_) return;
   const std::lock_guard lock(mutex_);
   try {
+    // Relaxed: unshare() stores it under this mutex.
     if (any_unshared_.load(std::memory_order_relaxed) && free_except_unshared(block)) return;
     if (cached_bytes_ + block.bytes <= cached_at_most_) {
       cache_.emplace(block.bytes, block);

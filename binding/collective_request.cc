@@ -190,7 +190,7 @@ void CollectiveRequest::set_body(std::uint32_t operations, Body body,
   finish_ = std::move(finish);
 }
 
-tccl::OperationList CollectiveRequest::sequence(
+tccl::OperationList CollectiveRequest::operation_list(
     const std::shared_ptr<const CollectiveRequest>& request) {
   const char* name = request->method().name;
   if (request->body_) return {name, request->body_operations_, request->body_};

@@ -28,7 +28,7 @@ void run_inline(tccl::Communicator& communicator, CollectiveRequest& request,
   if (const tccl::Operation* operation = shared->single_operation()) {
     communicator.run(*operation, {.timeout = timeout, .keepalive = shared});
   } else {
-    communicator.run(CollectiveRequest::sequence(shared),
+    communicator.run(CollectiveRequest::operation_list(shared),
                      {.timeout = timeout, .keepalive = shared});
   }
   shared->try_write_results();
@@ -39,7 +39,7 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
                                   std::chrono::milliseconds timeout) {
   if (const tccl::Operation* operation = request->single_operation())
     return communicator.start(*operation, {.timeout = timeout, .keepalive = request});
-  return communicator.start(CollectiveRequest::sequence(request),
+  return communicator.start(CollectiveRequest::operation_list(request),
                             {.timeout = timeout, .keepalive = request});
 }
 

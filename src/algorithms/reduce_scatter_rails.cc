@@ -27,7 +27,7 @@ class RailReduceScatter {
         channel_(channel),
         host_map_(channel.host_map()),
         task_(task),
-        sums_(channel, task, channel.format()),
+        sums_(channel, task, channel.wire_format()),
         rank_(channel.rank()),
         host_(host_map_.host_of(rank_)),
         longest_(std::max(task.element_bytes(), task.longest_input())),

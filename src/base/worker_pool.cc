@@ -123,8 +123,8 @@ void WorkerPool::start_threads() noexcept {
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
   static std::atomic<bool> warned{false};  // once per process, however many contexts it has
   if (!missing_cpus.empty() && !warned.exchange(true, std::memory_order_relaxed))
-    log_warning(formatted("CCL_WORKER_AFFINITY: not online, or not in the cpuset of this process: "
-                          "cores {}; their workers are not pinned",
+    log_warning(formatted("CCL_WORKER_AFFINITY: CPUs {} are offline or not in the cpuset of this process; "
+                          "their workers are not pinned",
                           cpus_text(missing_cpus)),
                 options_.rank);
 }
@@ -138,7 +138,7 @@ void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cpus)
     if (pin(thread, {&options_.cpus[index], 1})) return;
     missing_cpus->push_back(options_.cpus[index]);
   }
-  pin(thread, options_.unpinned_cpus);  // the creating thread may be bound to one core, by OpenMP
+  pin(thread, options_.unpinned_cpus);  // the creating thread may be bound to one CPU, by OpenMP
 }
 
 void WorkerPool::stop() noexcept {

@@ -12,8 +12,8 @@
 namespace tccl {
 namespace {
 
-/// Upper bound for sending the last messages to other hosts in close(). A live peer
-/// drains them in milliseconds (its progress thread does), so a longer wait means that it has died.
+/// Upper bound for sending the last messages to other hosts in close(). A live peer drains them in
+/// milliseconds (its progress thread does), so a longer wait means that it has died or is stopped.
 constexpr Milliseconds kCommunicatorFlushTimeout{10'000};
 
 }  // namespace
@@ -105,18 +105,18 @@ std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOp
   return queue_->start(operation, std::move(options));
 }
 
-void CommunicatorImpl::run(OperationList sequence, const CallOptions& options) {
+void CommunicatorImpl::run(OperationList list, const CallOptions& options) {
   check_open();
   throw_if_failed();
-  if (!queue_->try_run(sequence, effective(options.timeout)))
-    wait_or_withdraw(start(std::move(sequence), options));
+  if (!queue_->try_run(list, effective(options.timeout)))
+    wait_or_withdraw(start(std::move(list), options));
 }
 
-std::shared_ptr<Work> CommunicatorImpl::start(OperationList sequence, CallOptions options) {
+std::shared_ptr<Work> CommunicatorImpl::start(OperationList list, CallOptions options) {
   check_open();
   throw_if_failed();
   options.timeout = effective(options.timeout);
-  return queue_->start(sequence, std::move(options));
+  return queue_->start(list, std::move(options));
 }
 
 /// If an interrupt ends the wait before the operation is complete, this fails the group: when run()

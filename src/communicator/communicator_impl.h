@@ -36,8 +36,8 @@ class CommunicatorImpl final : public Communicator {
   void run(const Operation& operation, const CallOptions& options) override;
   bool try_run(const Operation& operation, Milliseconds timeout) override;
   std::shared_ptr<Work> start(const Operation& operation, CallOptions options) override;
-  void run(OperationList sequence, const CallOptions& options) override;
-  std::shared_ptr<Work> start(OperationList sequence, CallOptions options) override;
+  void run(OperationList list, const CallOptions& options) override;
+  std::shared_ptr<Work> start(OperationList list, CallOptions options) override;
   std::shared_ptr<Communicator> split(int color, int key, Options options) override;
   [[nodiscard]] std::uint32_t next_sequence() const noexcept override {
     return options_.first_sequence + queue_->issued();

@@ -154,7 +154,7 @@ void ContextImpl::open_network(const std::string& address) {
                                    const Notice& notice) { handle_notice(from, notice); }});
   progress_thread_->set_progress_network([network = network_.get()] {
     network->progress();
-    return network->has_outstanding();
+    return network->has_sends_in_flight();
   });
 }
 
@@ -186,14 +186,14 @@ ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& info,
   identity.port = info.control_port;
   const std::lock_guard lock(network_mutex_);
   RemoteAddress known{network_->control().add_peer(identity, secret), 0};
-  const auto found = addresses_.find(info.memory_id);
-  if (found != addresses_.end()) {
-    known.address = found->second;
+  const auto found = fi_addrs_.find(info.memory_id);
+  if (found != fi_addrs_.end()) {
+    known.fi_addr = found->second;
     return known;
   }
   const auto* bytes = reinterpret_cast<const std::byte*>(info.endpoint_name);
-  known.address = network_->endpoint().add_peer({bytes, bytes + info.endpoint_name_bytes});
-  addresses_[info.memory_id] = known.address;
+  known.fi_addr = network_->endpoint().add_peer({bytes, bytes + info.endpoint_name_bytes});
+  fi_addrs_[info.memory_id] = known.fi_addr;
   return known;
 }
 
@@ -267,7 +267,7 @@ void ContextImpl::close_in_child() noexcept {
   static_cast<void>(progress_thread_.release());
   static_cast<void>(thread_pool_.release());
   static_cast<void>(workers_.release());
-  // Close the descriptors of the job: a data-loader worker may outlive its rank.
+  // Close the descriptors that all ranks share: a data-loader worker may outlive its rank.
   arena_->memory()->close_in_child();
   pidfd_.reset();
 }

@@ -50,8 +50,10 @@ class ContextImpl final : public Context {
   [[nodiscard]] shm::TensorHeap& heap() noexcept { return *heap_; }
   [[nodiscard]] ThreadPool& thread_pool() noexcept { return *thread_pool_; }
   [[nodiscard]] ProgressThread& progress_thread() noexcept { return *progress_thread_; }
-  /// Called with the first group, which knows how many ranks this host has. `ranks_on_same_cpus`:
-  /// how many of them, this one included, have the same affinity mask.
+  /// Called with every group that a rendezvous built. The first one makes the workers: it knows how
+  /// many ranks this host has. Every one updates max_ranks_on_same_cpus_, for backoff().
+  /// `ranks_on_same_cpus`: how many ranks of this host, this one included, have the same affinity
+  /// mask.
   void make_workers(const Membership& membership, int ranks_on_same_cpus);
   [[nodiscard]] BackoffPolicy backoff() const noexcept;
   [[nodiscard]] WorkerPool& workers() const noexcept { return *workers_; }
@@ -74,7 +76,7 @@ class ContextImpl final : public Context {
   [[nodiscard]] ofi::Network& network() noexcept { return *network_; }
   struct RemoteAddress {
     std::shared_ptr<RemoteProcess> process;
-    fi_addr_t address;
+    fi_addr_t fi_addr;
   };
   RemoteAddress add_remote_process(const PeerInfo& info, const std::string& secret);
 
@@ -82,7 +84,7 @@ class ContextImpl final : public Context {
   void add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Delivers notices of other hosts to this group, also those that came before.
   void listen_for_notices(const std::shared_ptr<Membership>& membership) { inbox_->add_group(membership); }
-  /// The answer to ranks of other hosts that open traffic in a group from which this process has
+  /// The answer to ranks of other hosts that subscribe to a group from which this process has
   /// departed.
   void record_departure(const Notice& departure) { inbox_->record_departure(departure); }
   /// Frees the memory of a closed group once no peer can access it any more.
@@ -109,12 +111,13 @@ class ContextImpl final : public Context {
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<ThreadPool> thread_pool_;
   std::unique_ptr<ProgressThread> progress_thread_;
-  std::unique_ptr<NoticeInbox> inbox_;  // before network_, whose thread uses it
+  /// Before monitor_ and network_: the monitor thread delivers notices to it.
+  std::unique_ptr<NoticeInbox> inbox_;
   std::unique_ptr<Monitor> monitor_;
-  std::mutex network_mutex_;  // guards the making of network_, and addresses_
+  std::mutex network_mutex_;  // guards the making of network_, and fi_addrs_
   std::unique_ptr<ofi::Network> network_;
-  std::map<Bytes32, fi_addr_t> addresses_;
-  std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group
+  std::map<Bytes32, fi_addr_t> fi_addrs_;  // by memory_id
+  std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group; relaxed: a hint
   std::atomic<bool> forked_{false};             // relaxed: set before the child runs anything else
   std::atomic<bool> closed_{false};  // relaxed: each part that close() stops has its own lock
   std::map<Bytes32, std::weak_ptr<LocalProcess>> peers_;

@@ -34,7 +34,7 @@ void Executor::make_channel(const GroupParts& parts) {
   board_.set_progress_network([&network] { network.progress(); });
 }
 
-void Executor::log(OpRecord& record) {
+void Executor::number_and_record(OpRecord& record) {
   record.sequence = ++sequence_;
   record.digest = digest_ = next_digest(digest_, record);
   // Peers see the record with the first post(). None of them can be so far behind that it still
@@ -55,7 +55,7 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
       context_.algorithms().select(operation.op, record.count * task.element_bytes(),
                                    membership_.size(), operation.dtype, channel_ != nullptr);
   record.algorithm = index_of(algorithm);
-  log(record);
+  number_and_record(record);
   try {
     board_.begin(record, deadline, timeout);
     channel_ ? run_over_hosts(algorithm, record, task, deadline, timeout)
@@ -65,6 +65,13 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
     const Error reason = membership_.fail(error);
     board_.fail();
     throw reason;
+  } catch (const std::exception& error) {
+    membership_.fail(Error(
+        Errc::aborted,
+        formatted("rank {} failed in {}: {}", membership_.rank(), board_.operation(), error.what()),
+        {membership_.rank()}));
+    board_.fail();
+    throw;
   } catch (...) {
     membership_.fail(
         Error(Errc::aborted,
@@ -82,27 +89,27 @@ void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record
   algorithm.run_over_hosts(board_, *channel_, task);
   channel_->end();
   // From here on the progress thread polls the network until the last message has left.
-  if (channel_->has_outstanding()) context_.progress_thread().notify();
+  if (channel_->has_sends_in_flight()) context_.progress_thread().notify();
 }
 
-void Executor::run(const OperationList& sequence, Milliseconds timeout) {
+void Executor::run(const OperationList& list, Milliseconds timeout) {
   const Deadline deadline = deadline_after(timeout);
   const auto run = [&](const Operation& operation) {
     validate(operation,
              {membership_.rank(), membership_.size(), membership_.name(), group_.layout().chunk_bytes});
     if (is_point_to_point(operation.op))
       throw Error(Errc::invalid_argument,
-                  formatted("a sequence of group {} may run collectives only", membership_.name()));
+                  formatted("an OperationList of group {} may run collectives only", membership_.name()));
     run_by(deadline, operation, timeout);
   };
   try {
-    sequence.body(run);
+    list.body(run);
   } catch (const Error& error) {
-    membership_.fail(error);  // the other ranks wait for the rest of the sequence
+    membership_.fail(error);  // the other ranks wait for the rest of the list
     throw;
   } catch (const std::exception& error) {
     membership_.fail(Error(Errc::aborted,
-                        formatted("{} of group {} failed on rank {}: {}", sequence.name,
+                        formatted("{} of group {} failed on rank {}: {}", list.name,
                                   membership_.name(), membership_.rank(), error.what()),
                         {membership_.rank()}));
     throw;

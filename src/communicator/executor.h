@@ -29,7 +29,8 @@ class Executor {
 
   /// Runs the operation to its end, or throws its error after marking the group as failed.
   void run(const Operation& operation, Milliseconds timeout);
-  void run(const OperationList& sequence, Milliseconds timeout);
+  /// If the body throws anything, also an invalid argument of one operation, the group fails.
+  void run(const OperationList& list, Milliseconds timeout);
 
   /// Waits until messages to other hosts have been sent, at most until `deadline`.
   void close(Deadline deadline) noexcept;
@@ -41,7 +42,7 @@ class Executor {
                       const CollectiveTask& task, std::optional<Deadline> deadline,
                       Milliseconds timeout);
   /// Assigns the sequence number and the digest, and appends the record to the log.
-  void log(OpRecord& record);
+  void number_and_record(OpRecord& record);
   void make_channel(const GroupParts& parts);
 
   ContextImpl& context_;

@@ -9,9 +9,9 @@
 
 namespace tccl {
 
-std::uint64_t group_uid_from(const Bytes32& digest) {
+std::uint64_t group_uid_from(const Bytes32& bytes) {
   std::uint64_t group_uid = 0;
-  std::memcpy(&group_uid, digest.data(), sizeof group_uid);
+  std::memcpy(&group_uid, bytes.data(), sizeof group_uid);
   return group_uid | 1;
 }
 
@@ -104,7 +104,7 @@ class GroupBuilder {
       const auto index = static_cast<std::size_t>(each.rank);
       const ContextImpl::RemoteAddress remote = context_.add_remote_process(each, secret_);
       peers[index] = remote.process;
-      parts_.addresses[index] = {remote.address, each.group_tag};
+      parts_.addresses[index] = {remote.fi_addr, each.group_tag};
     }
     return peers;
   }

@@ -41,7 +41,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
 void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
                      const Membership::Peers& peers);
 
-/// A group_uid from random or digested bytes; never 0, which marks a freed region.
-std::uint64_t group_uid_from(const Bytes32& digest);
+/// A group_uid from random or hashed bytes; never 0, which marks a freed region.
+std::uint64_t group_uid_from(const Bytes32& bytes);
 
 }  // namespace tccl

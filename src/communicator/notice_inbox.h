@@ -1,10 +1,10 @@
 // NoticeInbox: delivers the notices of other hosts to the group that they name.
 //
 // Groups are not created and closed at the same moment on all hosts, so a notice may name
-//   - a group of this process: find_group() returns its Membership, which handle the notice;
+//   - a group of this process: find_group() returns its Membership, which handles the notice;
 //   - a group whose rendezvous has not finished here: the notice is kept until add_group();
 //   - a group from which this process has departed: departure_of() is the answer to a rank that
-//     opens traffic.
+//     subscribes.
 //
 // Thread safety: every method may be called from any thread.
 #pragma once

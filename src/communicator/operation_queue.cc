@@ -21,12 +21,12 @@ CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, const Oper
   operation_.out_blocks = out_blocks_;
 }
 
-CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList sequence,
+CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList list,
                                Communicator::CallOptions options)
-    : WorkState(std::move(options)), queue_(std::move(queue)), sequence_(std::move(sequence)) {}
+    : WorkState(std::move(options)), queue_(std::move(queue)), list_(std::move(list)) {}
 
 void CollectiveWork::run_on(Executor& executor) const {
-  sequence_ ? executor.run(*sequence_, timeout()) : executor.run(operation_, timeout());
+  list_ ? executor.run(*list_, timeout()) : executor.run(operation_, timeout());
 }
 
 /// Holds the mutex, and keeps synchronous callers off the fast path meanwhile.
@@ -54,8 +54,9 @@ class OperationQueue::Lock {
   std::lock_guard<std::mutex> lock_;
 };
 
-/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one thread nest:
-/// a callback may wait, and thereby run other operations and their callbacks.
+/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one
+/// thread nest only if a callback calls on_done_in_order() on a completed Work, or withdraws one:
+/// run_entry() sends the callbacks of other operations to the pool.
 class OperationQueue::CallbackScope {
  public:
   CallbackScope(OperationQueue& queue, Entries::iterator gate)
@@ -105,14 +106,14 @@ void CollectiveWork::progress_until_done(Deadline deadline) {
 }
 
 std::string CollectiveWork::description() const {
-  return formatted("{} of group {}", sequence_ ? sequence_->name : name_of(operation_.op),
+  return formatted("{} of group {}", list_ ? list_->name : name_of(operation_.op),
                    queue_->group_);
 }
 
 namespace {
 
 std::uint32_t operations_in(const Operation& /*operation*/) { return 1; }
-std::uint32_t operations_in(const OperationList& sequence) { return sequence.operations; }
+std::uint32_t operations_in(const OperationList& list) { return list.operations; }
 
 /// The queue whose operation this thread is running.
 thread_local const OperationQueue* running_queue = nullptr;

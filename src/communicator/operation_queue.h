@@ -61,12 +61,12 @@ namespace tccl {
 class Executor;
 class OperationQueue;
 
-/// A started entry: a sequence, or an operation together with copies of its block lists.
+/// A started entry: a list, or an operation together with copies of its block lists.
 class CollectiveWork final : public WorkState {
  public:
   CollectiveWork(std::shared_ptr<OperationQueue> queue, const Operation& operation,
                  Communicator::CallOptions options);
-  CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList sequence,
+  CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList list,
                  Communicator::CallOptions options);
 
   void on_done_in_order(std::function<void()> callback) override;
@@ -82,7 +82,7 @@ class CollectiveWork final : public WorkState {
   std::vector<ConstBlock> in_blocks_;
   std::vector<Block> out_blocks_;
   Operation operation_;
-  std::optional<OperationList> sequence_;
+  std::optional<OperationList> list_;
 };
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {

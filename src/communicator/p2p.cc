@@ -100,6 +100,7 @@ void P2p::check_failures_locked() {
 
 std::vector<P2pWorkPtr> P2p::take_finished_locked() {
   std::vector<P2pWorkPtr> finished = protocol_.take_finished();
+  // Relaxed: close() has taken this mutex since, so it sees the increment.
   if (!finished.empty()) completing_.fetch_add(1, std::memory_order_relaxed);
   return finished;
 }
@@ -112,7 +113,7 @@ class P2p::Waiting {
  public:
   Waiting(P2p& engine, const P2pWork& work) : engine_(engine), work_(work), outer_(innermost_wait) {
     innermost_wait = this;
-    engine_.waiters_.fetch_add(1, std::memory_order_relaxed);
+    engine_.waiters_.fetch_add(1, std::memory_order_relaxed);  // relaxed: only the end publishes
   }
   ~Waiting() {
     innermost_wait = outer_;
@@ -148,12 +149,12 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
       if (engine.needs_progress()) engine.progress_.notify();  // this thread stops moving data
     }
   } notify_progress{*this};
-  auto next_poll = Clock::now() + kInterruptInterval;
+  auto next_interrupt_check = Clock::now() + kInterruptInterval;
   while (!work.done() && Clock::now() < deadline) {
-    wait_until(work, std::min(deadline, next_poll));
-    if (work.done() || Clock::now() < next_poll) continue;
+    wait_until(work, std::min(deadline, next_interrupt_check));
+    if (work.done() || Clock::now() < next_interrupt_check) continue;
     // Outside wait_until(): a signal handler may do anything, also close the group.
-    next_poll = Clock::now() + kInterruptInterval;
+    next_interrupt_check = Clock::now() + kInterruptInterval;
     if (check_interrupt_) check_interrupt_();
   }
 }
@@ -175,10 +176,10 @@ void P2p::wait_until(P2pWork& work, Deadline deadline) {
   }
 }
 
-/// A rank of this host rings the doorbell; data of another host wakes the network's descriptor.
+/// A rank of this host notifies the doorbell; data of another host wakes the network's descriptor.
 void P2p::sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,
                     FunctionRef<bool()> give_up) {
-  const int peer = work.operation.root;
+  const int peer = work.operation.peer();
   if (!ofi_p2p_ || (peer != kAnySource && membership_->is_local(peer))) {
     sleep_until(group_->mine().p2p_doorbell, something_moves, give_up);
     return;

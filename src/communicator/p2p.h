@@ -31,7 +31,7 @@ class ProgressThread;
 
 class P2p : public std::enable_shared_from_this<P2p> {
  public:
-  /// Callbacks of completed works run through `run_elsewhere`: threads that move data must not run
+  /// Callbacks of completed operations run through `run_elsewhere`: threads that move data must not run
   /// user code, which may wait for that very data. `ofi_p2p` is null if all ranks are on this host.
   P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> membership,
       std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
@@ -48,7 +48,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   /// lost peers.
   bool advance(bool check_failures);
   [[nodiscard]] bool has_outstanding() const noexcept { return protocol_.has_outstanding(); }
-  /// Messages to another host may be in flight although all works are done.
+  /// Messages to another host may be in flight although all operations are done.
   [[nodiscard]] bool needs_progress() const noexcept {
     return has_outstanding() || (ofi_p2p_ && ofi_p2p_->is_sending());
   }
@@ -87,10 +87,10 @@ class P2p : public std::enable_shared_from_this<P2p> {
   WorkState::Submit run_elsewhere_;
   std::function<void()> check_interrupt_;
   BackoffPolicy backoff_;
-  std::atomic<int> waiters_{0};                  // threads in wait_until()
+  std::atomic<int> waiters_{0};                  // threads in wait_until(); ~Waiting() releases
   std::atomic<Clock::time_point> last_wait_{};   // relaxed: a hint
   std::atomic<Clock::time_point> last_check_{};  // relaxed: a hint
-  std::atomic<int> completing_{0};               // threads that hold finished works
+  std::atomic<int> completing_{0};               // threads that hold finished operations; complete() releases
 
   std::mutex mutex_;  // guards everything below; never held while waiting or in callbacks
   P2pProtocol protocol_;

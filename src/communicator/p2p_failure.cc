@@ -8,8 +8,8 @@ namespace tccl {
 std::exception_ptr P2pFailureDetector::check(P2pWork& work, Clock::time_point now) const {
   if (const int lost = lost_peer(work); lost >= 0)
     return std::make_exception_ptr(membership_.peer_lost_error(lost, work.describe(membership_.name())));
-  if (work.operation.root != kAnySource)
-    work.heartbeat.update(membership_.liveness_counter(work.operation.root), now);
+  if (work.operation.peer() != kAnySource)
+    work.heartbeat.update(membership_.liveness_counter(work.operation.peer()), now);
   return now >= work.deadline ? timeout_error(work, now) : nullptr;
 }
 
@@ -22,7 +22,7 @@ PeerState P2pFailureDetector::state_of(int rank) const {
 }
 
 int P2pFailureDetector::lost_peer(const P2pWork& work) const {
-  const int peer = work.operation.root;
+  const int peer = work.operation.peer();
   if (peer == kAnySource) return lost_source();
   return peer != membership_.rank() && state_of(peer) != PeerState::alive ? peer : -1;
 }
@@ -47,12 +47,14 @@ std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
   const double limit = std::chrono::duration<double>(work.options().timeout).count();
   std::string text = formatted("{}: timeout after {:.1f} s", work.describe(membership_.name()), limit);
   std::vector<int> ranks;
-  if (const int peer = work.operation.root; peer != kAnySource) {
+  if (const int peer = work.operation.peer(); peer != kAnySource) {
     ranks.push_back(peer);
     const bool stalled = work.heartbeat.is_stalled(now, membership_.stalled_after(peer));
     text += formatted("; {} {}", membership_.who(peer),
                       stalled ? "is stalled: it has no heartbeat"
-                              : "is alive but has not posted the matching operation");
+                      : work.source() >= 0 || work.moved_bytes != 0
+                          ? "is alive, but the message was not complete"
+                          : "is alive but has not posted the matching operation");
   }
   return std::make_exception_ptr(Error(Errc::timeout, text, std::move(ranks)));
 }

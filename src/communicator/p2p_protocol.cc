@@ -42,21 +42,21 @@ void P2pProtocol::start(const P2pWorkPtr& work) {
   outstanding_.insert(work);
   outstanding_count_.fetch_add(1, std::memory_order_relaxed);
   if (work->operation.op == Op::send)
-    queues(work->operation.root).unsent.push_back(work);
+    queues(work->operation.peer()).queued.push_back(work);
   else
     start_receive(work);
 }
 
 void P2pProtocol::start_receive(const P2pWorkPtr& receive) {
-  subscribe_to(receive->operation.root);
+  subscribe_to(receive->operation.peer());
   const auto message = match_queue_.take_message(receive->operation);
   if (!message) return match_queue_.post(receive);
   message->eager ? deliver_eager(receive, message->source, message->payload.data(), message->bytes)
                  : accept_rts(receive, message->source, message->message_id, message->bytes);
 }
 
-/// A receiver must get the departure notice of a rank of another host, also if they have exchanged
-/// no message yet.
+/// Also if they have exchanged no message yet: a receiver must get the departure notice of a rank of
+/// another host.
 void P2pProtocol::subscribe_to(int source) {
   if (!membership_.over_several_hosts()) return;
   for (int rank = 0; rank < membership_.size(); ++rank)
@@ -163,7 +163,7 @@ bool P2pProtocol::post_cells(int destination) {
 }
 
 bool P2pProtocol::post_one(PeerQueues& to) {
-  if (to.cts_to_send.empty() && to.unsent.empty() && to.cleared.empty()) return false;
+  if (to.cts_to_send.empty() && to.queued.empty() && to.cleared.empty()) return false;
   if (!to.link->has_room()) {
     wake_progress_thread(to);
     return false;
@@ -171,7 +171,7 @@ bool P2pProtocol::post_one(PeerQueues& to) {
   if (!to.cts_to_send.empty()) {
     to.link->post({CellKind::cts, 0, 0, to.cts_to_send.front(), 0}, nullptr);
     to.cts_to_send.pop_front();
-  } else if (!to.unsent.empty()) {
+  } else if (!to.queued.empty()) {
     post_message(to);
   } else {
     post_data(to);
@@ -189,8 +189,8 @@ void P2pProtocol::wake_progress_thread(PeerQueues& to) {
 
 /// Posts the next message, or its rts.
 void P2pProtocol::post_message(PeerQueues& to) {
-  const P2pWorkPtr work = std::move(to.unsent.front());
-  to.unsent.pop_front();
+  const P2pWorkPtr work = std::move(to.queued.front());
+  to.queued.pop_front();
   const Operation& send = work->operation;
   if (may_be_eager(to, send.count)) {
     to.used_credit += memory_cost(send.count);
@@ -213,9 +213,9 @@ bool P2pProtocol::may_be_eager(const PeerQueues& to, std::uint64_t bytes) const 
 /// Posts the next part of a message whose cts has arrived.
 void P2pProtocol::post_data(PeerQueues& to) {
   const P2pWorkPtr work = to.cleared.front();
-  const std::uint64_t unsent_bytes = work->operation.count - work->moved_bytes;
+  const std::uint64_t bytes_left = work->operation.count - work->moved_bytes;
   const auto bytes =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(unsent_bytes, to.link->cell_bytes()));
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes_left, to.link->cell_bytes()));
   to.link->post({CellKind::data, bytes, 0, work->message_id, 0},
                 static_cast<const std::byte*>(work->operation.in) + work->moved_bytes);
   work->moved_bytes += bytes;
@@ -238,11 +238,11 @@ bool P2pProtocol::cancel(const P2pWork& work) {
   if (work.operation.op == Op::recv) {
     cancelled = match_queue_.remove(work);
   } else {
-    auto& unsent = queues(work.operation.root).unsent;
-    const auto found = std::ranges::find(unsent, &work, &P2pWorkPtr::get);
-    if (found != unsent.end()) {
+    auto& queued = queues(work.operation.peer()).queued;
+    const auto found = std::ranges::find(queued, &work, &P2pWorkPtr::get);
+    if (found != queued.end()) {
       cancelled = std::move(*found);
-      unsent.erase(found);
+      queued.erase(found);
     }
   }
   if (!cancelled) return false;
@@ -260,7 +260,7 @@ void P2pProtocol::fail_all(const std::exception_ptr& error) {
   match_queue_.take_all_receives();
   for (PeerQueues& peer : peers_) {
     peer.cts_to_send.clear();
-    peer.unsent.clear();
+    peer.queued.clear();
     peer.awaiting_cts.clear();
     peer.cleared.clear();
     peer.receiving.clear();

@@ -45,7 +45,7 @@ class P2pProtocol {
     return outstanding_count_.load(std::memory_order_relaxed) != 0;
   }
   [[nodiscard]] const std::set<P2pWorkPtr>& outstanding() const { return outstanding_; }
-  /// The works that ended since the last call; their pending_error is set.
+  /// The operations that ended since the last call; their pending_error is set.
   std::vector<P2pWorkPtr> take_finished() { return std::exchange(finished_, {}); }
   /// False while cells of a rank that has departed are still in flight.
   [[nodiscard]] bool is_drained(int rank) const { return queues(rank).link->is_drained(); }
@@ -58,7 +58,7 @@ class P2pProtocol {
     std::uint64_t used_credit = 0;          // in all, by eager messages
     Clock::time_point last_wake;            // of its progress thread
     std::deque<std::uint64_t> cts_to_send;  // ids of its messages that have matched a receive
-    std::deque<P2pWorkPtr> unsent;
+    std::deque<P2pWorkPtr> queued;             // sends of which no cell was posted
     std::map<std::uint64_t, P2pWorkPtr> awaiting_cts;  // by message id
     std::deque<P2pWorkPtr> cleared;                    // sends whose cts has arrived
     // --- from that rank ---

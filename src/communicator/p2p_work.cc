@@ -21,7 +21,7 @@ std::string P2pWork::description() const { return describe(engine_->group_name()
 
 std::string P2pWork::describe(const std::string& group) const {
   const std::string peer =
-      operation.root == kAnySource ? "any rank" : formatted("rank {}", operation.root);
+      operation.peer() == kAnySource ? "any rank" : formatted("rank {}", operation.peer());
   return formatted("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(operation.op), sequence,
                    operation.count, operation.op == Op::send ? "to" : "from", peer, operation.tag,
                    group);

@@ -1,5 +1,5 @@
 // Validation of an operation's arguments, before anything is sent and before the operation takes a
-// sequence number. Thread safety: pure.
+// sequence number. Thread safety: pure functions.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tccl {
 
-/// The group that an operation is validated for.
+/// What an operation is checked against: ranks and sizes of its group.
 struct ValidationLimits {
   int rank;
   int size;
@@ -17,6 +17,6 @@ struct ValidationLimits {
 };
 
 /// Throws Error{invalid_argument} that names the argument.
-void validate(const Operation& operation, const ValidationLimits& group);
+void validate(const Operation& operation, const ValidationLimits& limits);
 
 }  // namespace tccl

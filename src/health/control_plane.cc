@@ -106,7 +106,7 @@ void ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
   const auto peer = as_peer(process);
   if (phase_ != Phase::open || peer->has_final_state) return;
   if (peer->authenticated.empty()) {
-    peer->unsent += encode(notice);
+    peer->queued_notices += encode(notice);
     return connect_to(peer);
   }
   Connection& connection = *peer->authenticated.front();

@@ -21,7 +21,7 @@ struct RemotePeer final : RemoteProcess {
   using RemoteProcess::set_state;
 
   std::string secret;  // for connections from this process
-  std::string unsent;  // encoded notices that wait for the first authenticated connection
+  std::string queued_notices;  // encoded; they wait for the first authenticated connection
   /// Notices use the first one, so they stay in order.
   std::vector<Connection*> authenticated;
   bool wanted = false;      // send_notice() was called

@@ -47,7 +47,7 @@ OpRecord record_of(const Operation& operation, int ranks, WireFormat default_for
   record.factor = operation.reduction.factor;
   record.root = operation.root;
   record.total_count = operation.total_count;
-  record.chunk_index = operation.chunk_index;
+  record.staging_chunk_index = operation.staging_chunk_index;
   set_counts(operation, record);
   // The count of a reduce_scatter is that of one rank.
   const int parts = record.op == Op::reduce_scatter ? ranks : 1;
@@ -72,7 +72,7 @@ std::uint64_t next_digest(std::uint64_t previous, const OpRecord& record) {
   hash = mix(hash, std::uint64_t{static_cast<std::uint32_t>(record.root)} << 8 |
                        static_cast<std::uint64_t>(record.wire_format));
   hash = mix(hash, record.count);
-  if (record.total_count != 0) hash = mix(mix(hash, record.total_count), record.chunk_index);
+  if (record.total_count != 0) hash = mix(mix(hash, record.total_count), record.staging_chunk_index);
   return mix(hash, record.counts_hash);
 }
 
@@ -86,7 +86,7 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   if (record.op != Op::barrier && !has_per_rank_counts(record.op))
     text += formatted("count {}{}, ", record.count, has_shared_counts(record.op) ? " in all" : "");
   if (record.total_count != 0)
-    text += formatted("chunk {} of a collective of {} elements, ", record.chunk_index + 1,
+    text += formatted("chunk {} of a collective of {} elements, ", record.staging_chunk_index + 1,
                       record.total_count);
   if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));

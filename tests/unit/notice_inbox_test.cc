@@ -16,7 +16,7 @@ class OneLocalRank : public LocalMembership {
 
   [[nodiscard]] const std::string& group_name() const noexcept override { return name_; }
   [[nodiscard]] std::uint64_t group_uid() const noexcept override { return uid_; }
-  [[nodiscard]] int rank() const noexcept override { return 0; }
+  [[nodiscard]] int local_rank() const noexcept override { return 0; }
   [[nodiscard]] int global_rank(int local_rank) const override { return local_rank; }
   [[nodiscard]] std::string who(int /*local_rank*/) const override { return "rank 0"; }
   [[nodiscard]] PeerState state_of(int /*local_rank*/) const noexcept override {

@@ -5,9 +5,10 @@
 //   while (!request.done()) endpoint.progress();
 //
 // libfabric makes no progress by itself: some thread must call progress() while requests are
-// outstanding. It reports neither dead peers nor broken links, and it may write to the memory of a
+// in flight. It reports neither dead peers nor broken links, and it may write to the memory of a
 // receive until the request is done or the endpoint is closed, even after cancel(). The callers
-// handle both: see health/ and MessageBuffer. Thread-safe.
+// handle both: see health/ and MessageBuffer.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -28,7 +29,7 @@
 
 namespace tccl::ofi {
 
-/// An outstanding send or receive. The request and the message's memory must exist until done(), or
+/// A send or receive in flight. The request and the message's memory must exist until done(), or
 /// until the endpoint is closed.
 class Request {
  public:
@@ -42,15 +43,12 @@ class Request {
 
  private:
   friend class Endpoint;
-  fi_context2 context_{};  // libfabric's; first, so that it has the request's address
+  fi_context2 fi_context_{};  // libfabric's; first, so that it has the request's address
   int error_ = 0;
-  bool is_unsent_ = false;  // counted in Endpoint::unsent()
+  bool is_counted_ = false;  // in Endpoint::in_flight_sends()
   std::size_t bytes_ = 0;
-  std::atomic<bool> done_{true};
+  std::atomic<bool> done_{true};  // Endpoint::complete() releases, done() acquires
 };
-
-/// A peer of an Endpoint.
-using fi_addr_t = fi_addr_t;
 
 class Endpoint {
  public:
@@ -83,11 +81,12 @@ class Endpoint {
   /// Requests cancellation; the request is done when progress() has completed it.
   void cancel(Request& request) noexcept;
 
-  /// The send still runs, but no longer counts in unsent(): nobody needs it any more.
+  /// The send goes on, but no longer counts in in_flight_sends(): nobody needs it any more.
   void stop_counting(Request& request) noexcept;
-  /// Number of sends that have not completed. From any thread, for decisions only: relaxed.
-  [[nodiscard]] std::size_t unsent() const noexcept {
-    return unsent_.load(std::memory_order_relaxed);
+  /// Number of sends that libfabric has accepted and not completed. From any thread, for decisions
+  /// only: relaxed.
+  [[nodiscard]] std::size_t in_flight_sends() const noexcept {
+    return in_flight_sends_.load(std::memory_order_relaxed);
   }
 
   /// Makes libfabric progress and completes requests. Returns how many.
@@ -111,13 +110,13 @@ class Endpoint {
   void open(fi_info& info);
   static void prepare(Request& request);
   bool start(Request& request, ssize_t result);
-  void complete(void* context, std::size_t bytes, int error);
+  void complete(void* fi_context, std::size_t bytes, int error);
   std::size_t progress_locked();
   std::size_t complete_failed();
   void uncount(Request& request) noexcept;
 
   std::mutex mutex_;  // guards the libfabric objects: FI_THREAD_DOMAIN
-  std::atomic<std::size_t> unsent_{0};
+  std::atomic<std::size_t> in_flight_sends_{0};  // relaxed: a counter
   std::string provider_;
   RawAddress address_;
   Owned<fid_fabric> fabric_;  // each object uses those before it

@@ -9,8 +9,8 @@
 namespace tccl::ofi {
 namespace {
 
-/// Upper bound for flushing unsent messages in close(). A live peer receives them in milliseconds,
-/// so after this time the receiver has died.
+/// Upper bound for flushing sends in flight in close(). A live peer receives them in milliseconds, so
+/// after this time the receiver has died or is stopped.
 constexpr std::chrono::milliseconds kEndpointFlushTimeout{2000};
 
 /// Receives posted for point-to-point cells: enough that cells rarely arrive unexpected.
@@ -29,9 +29,8 @@ std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::str
       problem = error.what();
     }
   }
-  throw Error(Errc::system, formatted("CCL_PORT_RANGE: no port from {} to {} is free on {}; each "
-                                      "process needs two of its own ({})",
-                                      ports.first, ports.last, address, problem));
+  throw Error(Errc::system,
+              formatted("{} ({})", no_free_port_text(address, ports), problem));
 }
 
 }  // namespace
@@ -116,7 +115,7 @@ std::shared_ptr<MessageBuffer> Network::acquire_buffer() {
 void Network::close() noexcept {
   const Deadline deadline = deadline_after(kEndpointFlushTimeout);
   try {
-    while (has_outstanding() && Clock::now() < deadline) endpoint_->progress();
+    while (has_sends_in_flight() && Clock::now() < deadline) endpoint_->progress();
   } catch (const Error&) {
     // The network has failed: nothing more will be sent.
   }

@@ -54,15 +54,15 @@ void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<co
     membership_.count_sent(rank, TrafficKind::collective);
   }
   remove_completed();
-  pending_sends_.add(buffer);
+  sends_in_flight_.add(buffer);
 }
 
 NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
   membership_.subscribe(from);
   auto buffer = network_.acquire_buffer();
-  const std::uint64_t sequence = counts(from).receives_posted++;
-  Request& request = buffer->request_from(from, sequence);
-  const std::uint64_t tag = tag_of(own_group_tag_, TrafficKind::collective, sequence);
+  const std::uint64_t message_number = counts(from).receives_posted++;
+  Request& request = buffer->request_from(from, message_number);
+  const std::uint64_t tag = tag_of(own_group_tag_, TrafficKind::collective, message_number);
   wait(from, std::nullopt, [&] {
     return try_post(from, "receiving from", [&] {
       return network_.endpoint().receive(address(from).fi_addr, tag,
@@ -75,7 +75,7 @@ NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
 std::size_t OfiChannel::received_bytes(const MessagePtr& message) {
   auto& buffer = static_cast<MessageBuffer&>(*message);
   const Request& request = buffer.incoming();
-  wait(buffer.from(), buffer.sequence(), [&] { return request.done(); });
+  wait(buffer.from(), buffer.message_number(), [&] { return request.done(); });
   if (request.error() != 0)
     throw_send_or_receive_error(buffer.from(), "receiving from",
                                 library().strerror(request.error()));
@@ -118,15 +118,15 @@ void OfiChannel::check_record(int from, const OpRecord& theirs) const {
 
 void OfiChannel::flush(std::size_t at_most) {
   remove_completed();
-  while (pending_sends_.size() > at_most) {
-    for (const MessageBuffer::Send& send : pending_sends_.oldest().sends())
+  while (sends_in_flight_.size() > at_most) {
+    for (const MessageBuffer::Send& send : sends_in_flight_.oldest().sends())
       wait(send.to, std::nullopt, [&] { return send.request->done(); });
     remove_completed();
   }
 }
 
 void OfiChannel::remove_completed() {
-  if (const auto error = pending_sends_.remove_completed_in_order())
+  if (const auto error = sends_in_flight_.remove_completed_in_order())
     throw_send_or_receive_error(error->rank, "sending to", error->reason);
 }
 
@@ -147,7 +147,7 @@ void OfiChannel::throw_send_or_receive_error(int rank, const char* what,
               formatted("{}: {} {}: {}", operation(), what, membership_.who(rank), reason), {rank});
 }
 
-void OfiChannel::wait(int rank, std::optional<std::uint64_t> sequence, FunctionRef<bool()> ready) {
+void OfiChannel::wait(int rank, std::optional<std::uint64_t> message_number, FunctionRef<bool()> ready) {
   const auto poll = [&] {
     if (ready()) return true;
     network_.progress();
@@ -157,20 +157,20 @@ void OfiChannel::wait(int rank, std::optional<std::uint64_t> sequence, FunctionR
   if (!deadline_) deadline_ = deadline_after(timeout_);
   std::optional<Clock::time_point> lost_since;
   sleep_until(EndpointSleeper(network_.endpoint()), poll, [&] {
-    check_wait(rank, sequence, lost_since);
+    check_wait(rank, message_number, lost_since);
     return false;
   });
 }
 
-void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> sequence,
+void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_number,
                             std::optional<Clock::time_point>& lost_since) {
   if (membership_.failed()) throw membership_.failure();
   const auto now = Clock::now();
-  if (sequence && membership_.cannot_arrive(rank, TrafficKind::collective, *sequence))
+  if (message_number && membership_.cannot_arrive(rank, TrafficKind::collective, *message_number))
     throw membership_.peer_lost_error(rank, operation());
   // A rank that has departed may have sent the awaited message before, but receives no more.
   const PeerState state = membership_.state_of(rank);
-  if (state == PeerState::died || (state == PeerState::departed && !sequence)) {
+  if (state == PeerState::died || (state == PeerState::departed && !message_number)) {
     if (!lost_since) lost_since = now;
     if (now - *lost_since >= kDepartureGrace) throw membership_.peer_lost_error(rank, operation());
   }
@@ -179,7 +179,7 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> sequence,
     check_interrupt_();
   }
   if (now >= *deadline_)
-    throw timeout_error(rank, sequence ? "nothing received from" : "cannot send to");
+    throw timeout_error(rank, message_number ? "nothing received from" : "cannot send to");
 }
 
 Error OfiChannel::timeout_error(int rank, const char* reason) const {
@@ -198,7 +198,7 @@ std::string OfiChannel::operation() const {
 }
 
 void OfiChannel::close(Deadline deadline) noexcept {
-  pending_sends_.close(network_, membership_, deadline, [] { return true; });  // nothing is queued
+  sends_in_flight_.close(network_, membership_, deadline, [] { return true; });  // nothing is queued
 }
 
 }  // namespace tccl::ofi

@@ -8,20 +8,20 @@
 namespace tccl::ofi {
 namespace {
 
-/// Unsent cells per link.
-constexpr std::size_t kMaxUnsentCells = 16;
+/// Cells per link that are queued or in flight.
+constexpr std::size_t kMaxCells = 16;
 constexpr std::size_t kCellBytes = std::size_t{64} << 10;
 /// Minimum time between two wake-ups of a peer's progress thread.
 constexpr auto kWakeNoticeInterval = std::chrono::milliseconds(200);
 /// Cells further ahead of the next expected one are invalid.
 constexpr std::uint64_t kMaxReorderDistance = std::uint64_t{1} << 20;
 /// Credit is returned with the next cell, or with a credit cell after this many bytes.
-constexpr std::uint64_t kMaxUnsentCredit = std::uint64_t{256} << 10;
+constexpr std::uint64_t kMaxUnreturnedCredit = std::uint64_t{256} << 10;
 
 /// Header of a cell.
 struct Envelope {
   CellAddress address;
-  std::uint64_t sequence;         // among the source's cells for this rank
+  std::uint64_t cell_number;      // among the source's cells for this rank
   std::uint64_t returned_credit;  // in all, by the source
   CellHeader cell;
 };
@@ -37,8 +37,8 @@ class OfiLink final : public Link {
 
   /// libfabric does not accept a cell while it connects: that cell is queued.
   [[nodiscard]] bool has_room() override {
-    while (!unsent_.empty() && unsent_.front()->is_idle()) unsent_.pop_front();
-    return p2p_.send_queued(rank_) && unsent_.size() < kMaxUnsentCells;
+    while (!cells_.empty() && cells_.front()->is_idle()) cells_.pop_front();
+    return p2p_.send_queued(rank_) && cells_.size() < kMaxCells;
   }
 
   void post(const CellHeader& header, const void* payload) override {
@@ -54,13 +54,13 @@ class OfiLink final : public Link {
     std::memcpy(buffer->header(), &envelope, sizeof envelope);
     kernels::copy(buffer->data(), payload, header.payload_bytes);
     buffer->request_to(rank_);
-    unsent_.push_back(buffer);
+    cells_.push_back(buffer);
     p2p_.queued_[rank_] = {std::move(buffer), header.payload_bytes};
     p2p_.send_queued(rank_);
     p2p_.update_sending();
   }
 
-  void wake_peer() override {}
+  void wake_peer() override {}  // libfabric's wait object does
   /// Rate-limited: a stopped receiver would accumulate wake-up notices.
   void wake_progress_thread() override {
     const auto now = Clock::now();
@@ -72,10 +72,10 @@ class OfiLink final : public Link {
   bool take(Take each) override {
     auto& from = p2p_.incoming_[static_cast<std::size_t>(rank_)];
     bool any = false;
-    for (auto found = from.arrived.find(from.next); found != from.arrived.end();
-         found = from.arrived.find(from.next)) {
+    for (auto found = from.arrived_cells.find(from.next); found != from.arrived_cells.end();
+         found = from.arrived_cells.find(from.next)) {
       const auto buffer = std::move(found->second);
-      from.arrived.erase(found);
+      from.arrived_cells.erase(found);
       ++from.next;
       Envelope envelope;
       std::memcpy(&envelope, buffer->header(), sizeof envelope);
@@ -83,7 +83,7 @@ class OfiLink final : public Link {
       if (envelope.cell.kind != CellKind::credit) each(envelope.cell, buffer->data());
       any = true;
     }
-    if (credit_ - sent_credit_ >= kMaxUnsentCredit && has_room())
+    if (credit_ - sent_credit_ >= kMaxUnreturnedCredit && has_room())
       post({CellKind::credit, 0, 0, 0, 0}, nullptr);
     return any;
   }
@@ -103,7 +103,7 @@ class OfiLink final : public Link {
   std::uint64_t credit_ = 0;           // in all: its eager messages that matched a receive here
   std::uint64_t sent_credit_ = 0;      // the part of it that was sent to that rank
   std::uint64_t received_credit_ = 0;  // in all, from that rank
-  std::deque<std::shared_ptr<MessageBuffer>> unsent_;
+  std::deque<std::shared_ptr<MessageBuffer>> cells_;  // queued or in flight
 };
 
 OfiP2p::OfiP2p(Network& network, Membership& membership, std::vector<RankAddress> addresses,
@@ -143,13 +143,13 @@ bool OfiP2p::try_send(int rank, const QueuedCell& cell) {
     return true;
   }
   membership_.count_sent(rank, TrafficKind::point_to_point);
-  pending_sends_.add(cell.buffer);
+  sends_in_flight_.add(cell.buffer);
   return true;
 }
 
 void OfiP2p::collect() {
   for (const auto& buffer : network_.take_cells(own_group_tag_)) add_arrived(buffer);
-  if (const auto error = pending_sends_.remove_completed())
+  if (const auto error = sends_in_flight_.remove_completed())
     note_send_error(error->rank, error->reason);
   send_all_queued();
   update_sending();
@@ -180,11 +180,11 @@ void OfiP2p::add_arrived(const std::shared_ptr<MessageBuffer>& buffer) {
       envelope.cell.payload_bytes != buffer->incoming().bytes() - MessageBuffer::kHeaderBytes)
     return;
   Incoming& from = incoming_[static_cast<std::size_t>(source)];
-  if (envelope.sequence - from.next < kMaxReorderDistance) from.arrived[envelope.sequence] = buffer;
+  if (envelope.cell_number - from.next < kMaxReorderDistance) from.arrived_cells[envelope.cell_number] = buffer;
 }
 
 void OfiP2p::close(Deadline deadline) noexcept {
-  pending_sends_.close(network_, membership_, deadline, [this] { return send_all_queued(); });
+  sends_in_flight_.close(network_, membership_, deadline, [this] { return send_all_queued(); });
   queued_.clear();
   update_sending();
   network_.release_group_tag(own_group_tag_);

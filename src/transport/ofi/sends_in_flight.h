@@ -1,5 +1,5 @@
-// Messages that were handed to libfabric and have not been sent completely. Collectives and
-// point-to-point traffic of a group each have one such list.
+// Messages in flight: libfabric has accepted them and has not completed their sends. (Queued: it has
+// not accepted them yet.) Collectives and point-to-point traffic of a group each have one such list.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace tccl::ofi {
 /// later. An error is thrown as such only if no better explanation arrives within this time.
 inline constexpr std::chrono::milliseconds kErrorGrace{500};
 
-class PendingSends {
+class SendsInFlight {
  public:
   void add(std::shared_ptr<MessageBuffer> buffer) { buffers_.push_back(std::move(buffer)); }
   [[nodiscard]] bool empty() const noexcept { return buffers_.empty(); }

@@ -1,4 +1,4 @@
-#include "transport/ofi/pending_sends.h"
+#include "transport/ofi/sends_in_flight.h"
 
 #include <algorithm>
 
@@ -18,16 +18,16 @@ bool no_receiver_is_alive(const MessageBuffer& buffer, const Membership& members
 }
 
 /// Of a message that was sent or failed.
-std::optional<PendingSends::SendError> error_of(const MessageBuffer& buffer) {
+std::optional<SendsInFlight::SendError> error_of(const MessageBuffer& buffer) {
   for (const auto& [to, request] : buffer.sends())
     if (request->error() != 0)
-      return PendingSends::SendError{to, library().strerror(request->error())};
+      return SendsInFlight::SendError{to, library().strerror(request->error())};
   return std::nullopt;
 }
 
 }  // namespace
 
-std::optional<PendingSends::SendError> PendingSends::remove_completed() {
+std::optional<SendsInFlight::SendError> SendsInFlight::remove_completed() {
   std::optional<SendError> first_error;
   std::erase_if(buffers_, [&](const auto& buffer) {
     if (!buffer->is_idle()) return false;
@@ -37,7 +37,7 @@ std::optional<PendingSends::SendError> PendingSends::remove_completed() {
   return first_error;
 }
 
-std::optional<PendingSends::SendError> PendingSends::remove_completed_in_order() {
+std::optional<SendsInFlight::SendError> SendsInFlight::remove_completed_in_order() {
   std::optional<SendError> first_error;
   while (!buffers_.empty() && buffers_.front()->is_idle()) {
     if (!first_error) first_error = error_of(*buffers_.front());
@@ -46,7 +46,7 @@ std::optional<PendingSends::SendError> PendingSends::remove_completed_in_order()
   return first_error;
 }
 
-void PendingSends::close(Network& network, const Membership& membership, Deadline deadline,
+void SendsInFlight::close(Network& network, const Membership& membership, Deadline deadline,
                          FunctionRef<bool()> send_queued) noexcept {
   try {
     while ((!send_queued() || !empty()) && !membership.failed() && Clock::now() < deadline) {

@@ -75,8 +75,8 @@ void CollectiveRequest::check_same_device(const at::Tensor& tensor, const at::Te
 }
 
 void CollectiveRequest::check_rank(int64_t rank, const char* argument) const {
-  require(rank >= 0 && rank < group_->size, "unexpected rank ", rank, " as `", argument,
-          "`; the group has ranks 0 to ", group_->size - 1);
+  require(rank >= 0 && rank < group_->size, "`", argument, "` ", rank,
+          " is not a rank of this group, which has ranks 0 to ", group_->size - 1);
 }
 
 void CollectiveRequest::check_list_length(const Tensors& list, const char* argument) const {

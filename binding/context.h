@@ -1,4 +1,5 @@
-// The process's tccl::Context and the communicators that the binding creates in it. Thread-safe.
+// The process's tccl::Context and the communicators that the binding creates in it.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,6 @@
 // The number of a group's Works that are not finished, and the group's completion hook. Shared with
-// every Work, which may outlive the group. Thread-safe.
+// every Work, which may outlive the group.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>

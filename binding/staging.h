@@ -16,8 +16,7 @@
 //   (if its tensors are contiguous), and any stream may read the results without a further wait.
 // - The caching allocator cannot reuse the memory too early, for the same reason.
 // Works with every accelerator that has torch's device guard; no code here is specific to one.
-//
-// Not thread-safe: belongs to the thread that makes the call, then to the one that runs it.
+// Thread safety: none; belongs to the thread that makes the call, then to the one that runs it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -4,8 +4,7 @@
 //   sums.compress(message->data(), host_sum, bytes);
 //   channel.send(message, sums.wire_bytes(bytes), peer);
 //   sums.reduce(out, host_sum, messages_from_other_hosts, bytes);
-//
-// One operation, on one thread.
+// Thread safety: one operation, on one thread.
 #pragma once
 
 #include <cstddef>

@@ -8,6 +8,7 @@
 // Example, allreduce of 10 elements over 2 ranks with chunks of 4 elements: chunk 2 is elements
 // 8-9, and rank 1 reduces slice 1 of it, element 9. Sizes are in elements or in bytes, as the
 // caller likes.
+// Thread safety: pure functions.
 #pragma once
 
 #include <algorithm>

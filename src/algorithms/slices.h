@@ -4,6 +4,7 @@
 //   const Slices slices(count, element_bytes, chunk_elements, slices_per_chunk);
 //   const Slice slice = slices.at(chunk, rank);   // slice.chunk_offset: offset in the slot
 //                                                 // slice.message_offset: offset in the tensor
+// Thread safety: Slices is a value; the rest: one operation, on one thread.
 #pragma once
 
 #include <cstddef>

@@ -13,7 +13,7 @@ static_assert(kAcceptor.size() == kConnector.size());
 Bytes32 proof_of(std::string_view role, std::string_view secret, const Bytes32& acceptor_nonce,
                 const Bytes32& connector_nonce, std::string_view binding_data) {
   std::string message(role);
-  message.append(as_text(acceptor_nonce)).append(as_text(connector_nonce)).append(context);
+  message.append(as_text(acceptor_nonce)).append(as_text(connector_nonce)).append(binding_data);
   return hmac_sha256(secret, message);
 }
 

@@ -8,7 +8,7 @@
 //     Confirmation f = confirm(secret, c, r, binding_data) ->
 //                                                          verify(secret, c, r, f, binding_data)
 //
-// A proof covers the prover's role, both nonces and the context, so it can be neither replayed on
+// A proof covers the prover's role, both nonces and the binding data, so it can be neither replayed on
 // another connection nor reflected to its sender. The binding data is what both sides must agree on
 // besides the secret: the protocol's name, the identities. The structs are sent as bytes.
 // Thread safety: functions without shared state.

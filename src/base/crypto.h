@@ -9,6 +9,7 @@
 
 namespace tccl {
 
+/// An id, a token, a nonce, a key or a hash.
 using Bytes32 = std::array<unsigned char, 32>;
 
 /// From getrandom(); throws Error{system} if the kernel has none.
@@ -18,8 +19,8 @@ Bytes32 hmac_sha256(std::string_view key, std::string_view message);
 bool same_bytes(const Bytes32& a, const Bytes32& b);
 
 std::string to_hex(std::span<const unsigned char> bytes);
-inline std::string_view as_text(const Bytes32& digest) {
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+inline std::string_view as_text(const Bytes32& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 }  // namespace tccl

@@ -1,6 +1,6 @@
 // Memory that several processes map: a sealed memfd, so kill -9 leaks nothing and the size limit of
 // /dev/shm does not apply. The file is sparse: a page is allocated when it is first touched.
-// Thread-safe after construction.
+// Thread safety: every method may be called from any thread after construction.
 #pragma once
 
 #include <sys/types.h>
@@ -52,7 +52,9 @@ class SharedMemory {
   std::byte* base_;
   std::size_t bytes_;
   Bytes32 id_;
-  pid_t owner_;  // a forked child must not unmap the range: other mappings may be there
+  /// A forked child must not unmap the range: it has no mapping there (DONTFORK), and may have put
+  /// another one.
+  pid_t owner_;
 };
 
 }  // namespace tccl

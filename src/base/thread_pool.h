@@ -2,7 +2,8 @@
 //
 // A thread executes a collective to its end and may wait for peers meanwhile. If a task had to wait
 // for a thread that another task occupies, two groups used in opposite order could deadlock; so the
-// number of threads has no limit. Idle threads are kept for later tasks. Thread-safe.
+// number of threads has no limit. Idle threads are kept for later tasks.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <functional>

@@ -11,7 +11,7 @@
 // exchange, sleeping at once tens of microseconds, yielding ten. Spinning and yielding are bounded,
 // so an idle rank uses no CPU.
 //
-// Thread safety: any number of threads may wait on and ring the same doorbell.
+// Thread safety: any number of threads may wait on and notify the same doorbell.
 #pragma once
 
 #include <sched.h>
@@ -31,12 +31,12 @@ struct BackoffPolicy {
   Clock::duration spin;
   Clock::duration before_sleep;  // spinning plus yielding
 };
-/// Every rank has a core. A yield costs as much as a small collective, so spin for the usual skew
+/// Every rank has a CPU. A yield costs as much as a small collective, so spin for the usual skew
 /// between ranks.
 inline constexpr BackoffPolicy kBackoffDedicated{std::chrono::microseconds(20),
                                                  std::chrono::microseconds(100)};
-/// More ranks than cores: a rank that spins keeps another one from running. Waking a sleeping rank
-/// on an idle core takes tens of microseconds, so yield for 500 us before sleeping.
+/// More ranks than CPUs: a rank that spins keeps another one from running. Waking a sleeping rank
+/// on an idle CPU takes tens of microseconds, so yield for 500 us before sleeping.
 inline constexpr BackoffPolicy kBackoffOversubscribed{std::chrono::microseconds(0),
                                                       std::chrono::microseconds(500)};
 /// Each poll of the network is a system call, so spinning between polls gains nothing; waking up
@@ -89,10 +89,10 @@ bool sleep_until(S&& sleeper, Ready&& ready, GiveUp&& give_up) {
   }
 }
 
-/// A futex with a count of its sleepers, so that ringing costs no system call if nobody sleeps. It
-/// may be in shared memory; then only its own process sleeps on it and any process may ring it.
+/// A futex with a count of its sleepers, so that notify_if_sleeping() costs no system call if nobody sleeps. It
+/// may be in shared memory; then only its own process sleeps on it and any process may notify it.
 ///
-/// No wake-up is lost: the sleeper increments `sleepers`, then reads the condition; the ringer
+/// No wake-up is lost: the sleeper increments `sleepers`, then reads the condition; the notifier
 /// writes the condition, then reads `sleepers`; both have a seq_cst fence in between, so at least
 /// one of them sees the other's write.
 struct alignas(64) Doorbell {
@@ -112,7 +112,7 @@ struct alignas(64) Doorbell {
 
 inline void doorbell_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-/// Sleeps on a doorbell, at most `interval` at a time. `scope` must be that of the ringer.
+/// Sleeps on a doorbell, at most `interval` at a time. `scope` must be that of the notifier.
 class DoorbellSleeper {
  public:
   explicit DoorbellSleeper(Doorbell& doorbell, FutexScope scope = FutexScope::shared,
@@ -122,7 +122,7 @@ class DoorbellSleeper {
     doorbell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
   }
   ~DoorbellSleeper() {
-    // relaxed: a ringer that still sees this sleeper makes one needless system call
+    // relaxed: a notifier that still sees this sleeper makes one needless system call
     doorbell_.sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
   DoorbellSleeper(const DoorbellSleeper&) = delete;

@@ -1,5 +1,6 @@
 // A process of this host, whose shared memory is mapped here: see process_page.h for how its death
 // is detected. A pidfd, watched by the monitor thread, is the fallback.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <linux/futex.h>

@@ -1,4 +1,5 @@
 // A process of another host, and the notices that processes of different hosts send each other.
+// Thread safety: every method may be called from any thread; Notice is a value.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,7 @@ class RemoteProcess {
   };
   enum class State : std::uint8_t {
     alive,
-    departed,     // it closed in an orderly way
+    departed,     // it closed cleanly
     died,         // its connection broke, or its port refuses connections
     unreachable,  // its host, or the network to it, does not answer
   };

@@ -20,7 +20,8 @@
 //     NaN: a non-finite input never yields a finite result.
 //
 // decompress() then compress() gives the same bytes, in all formats. All variants of the kernels give the
-// same bytes. Numbers are in the machine's byte order. Thread-safe.
+// same bytes. Numbers are in the machine's byte order.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <cstddef>

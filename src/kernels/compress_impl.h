@@ -1,5 +1,6 @@
 // The kernels behind compress.h, which describes the formats. Compiled once per instruction set; the
 // rules of reduce_impl.h apply.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include "kernels/float_formats.h"

@@ -1,5 +1,6 @@
 // Table of the compression kernels of one instruction set. No standard-library types, for the
 // reason given in reduce_args.h.
+// Thread safety: a constant table.
 #pragma once
 
 #include <cstddef>

@@ -12,6 +12,7 @@
 //
 // Everything is in an unnamed namespace because the kernels are compiled once per instruction set:
 // the linker must not replace one file's copy of a function by another file's.
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>

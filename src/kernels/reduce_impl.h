@@ -8,6 +8,7 @@
 //
 // No standard-library templates, and everything in an unnamed namespace: see float_formats.h.
 // Floating-point contraction must be off: FMA would round differently on some instruction sets.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,6 @@
 // Table of the kernels' variants, one per instruction set, and which of them this CPU can run. All
-// variants compute the same bits. Thread-safe.
+// variants compute the same bits.
+// Thread safety: a constant table.
 #pragma once
 
 #include <span>

@@ -29,8 +29,8 @@ void add_counts(const Blocks& blocks, OpRecord& record) {
   record.counts_hash = hash == 1 ? 0 : hash;
 }
 
-/// Sets the count that all ranks know: that of one rank, or of the v-collectives whose counts are
-/// the same on all ranks, the sum.
+/// Sets the count that all ranks know: the count of one rank; for allgatherv and reduce_scatterv the
+/// sum of the counts.
 void set_counts(const Operation& o, OpRecord& record) {
   if (o.op == Op::allgatherv) return add_counts(o.out_blocks, record);
   if (o.op == Op::reduce_scatterv) return add_counts(o.in_blocks, record);
@@ -86,13 +86,15 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   if (record.op != Op::barrier && !has_per_rank_counts(record.op))
     text += formatted("count {}{}, ", record.count, has_shared_counts(record.op) ? " in all" : "");
   if (record.total_count != 0)
-    text += formatted("chunk {} of a collective of {} elements, ", record.staging_chunk_index + 1,
+    text += formatted("chunk {} of a staged collective ({}: {} elements), ",
+                      record.staging_chunk_index + 1,
+                      has_shared_counts(record.op) ? "longest block" : "in all",
                       record.total_count);
   if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);
   if (record.counts_hash != 0)
-    text += formatted("hash of counts {:04x}, ", record.counts_hash & 0xffff);
+    text += formatted("sizes of the list with hash {:04x}, ", record.counts_hash & 0xffff);
   if (record.wire_format != WireFormat::uncompressed)
     text += formatted("{} on the wire, ", name_of(record.wire_format));
   return text + formatted("algorithm {})", algorithm_name);

@@ -20,7 +20,7 @@ struct alignas(64) OpRecord {
   std::int32_t root = -1;
   WireFormat wire_format = WireFormat::uncompressed;
   std::uint32_t staging_chunk_index = 0;
-  std::uint64_t total_count = 0;  // 0: not a chunk of a larger collective
+  std::uint64_t total_count = 0;  // as in Operation; 0: not a chunk of a larger collective
   std::uint64_t count = 0;
   std::uint64_t counts_hash = 0;  // of the v-collectives whose counts are the same on all ranks
   /// Digest of this record and of all records before it. A rank may run ahead: the root of a

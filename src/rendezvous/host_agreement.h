@@ -56,7 +56,8 @@ class HostAgreement {
   std::function<void()> while_waiting_;
 };
 
-/// The Status of an exception that is being handled: of an Error its own, else "interrupted".
+/// The Status of an exception that is being handled: of an Error its own, of another std::exception
+/// its text, else "interrupted".
 Status status_of_current_exception(const RendezvousOptions& options) noexcept;
 
 }  // namespace tccl

@@ -75,7 +75,7 @@ void try_publish_failure(const RendezvousOptions& options, const Status& status)
   try {
     publish_failure(store_client_for(options, {}), status);
   } catch (const std::exception&) {
-    // See the header.
+    // The other ranks then fail at the timeout.
   }
 }
 
@@ -95,11 +95,11 @@ HostCoordinators HostDiscovery::result() {
 
 void HostDiscovery::run(const RendezvousOptions& options) {
   try {
-    JoinRecordWriter waiting(*options.store, options.rank);
+    JoinRecordWriter join_record(*options.store, options.rank);
     StoreClient client = store_client_for(options, {});
-    client.while_waiting = [this, &client, &waiting] {
+    client.while_waiting = [this, &client, &join_record] {
       if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
-      waiting.set();
+      join_record.write_waiting();
       throw_if_failure_published(client);
     };
     gather_host_coordinators(client, options, options.rank);

@@ -56,7 +56,7 @@ std::string describe_incomplete(const Participation& p) {
 
 Error init_error(const std::string& group, Errc code, const std::string& text,
                  std::vector<int> ranks) {
-  return {code, formatted("init of group \"{}\": {}", group, text), std::move(ranks)};
+  return {code, formatted("init of group {}: {}", group, text), std::move(ranks)};
 }
 
 Error init_timeout(const RendezvousOptions& options, const std::string& text,
@@ -64,7 +64,7 @@ Error init_timeout(const RendezvousOptions& options, const std::string& text,
   const double seconds = std::chrono::duration<double>(options.timeout).count();
   return {
       Errc::timeout,
-      formatted("init of group \"{}\" timed out after {:.1f} s: {}", options.group, seconds, text),
+      formatted("init of group {} timed out after {:.1f} s: {}", options.group, seconds, text),
       std::move(ranks)};
 }
 

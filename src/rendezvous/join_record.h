@@ -24,12 +24,12 @@ JoinRecord read_join_record(Store& store, int rank);
 class JoinRecordWriter {
  public:
   JoinRecordWriter(Store& store, int rank) : store_(store), rank_(rank) {}
-  void set();
+  void write_waiting();
 
  private:
   Store& store_;
   int rank_;
-  bool is_set_ = false;
+  bool is_written_ = false;
 };
 
 }  // namespace tccl

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 /// its members wait a little longer for that report.
 constexpr milliseconds kReportGrace{2000};
 
-/// Throws Error{timeout} at the deadline. `while_waiting` runs every interrupt period.
+/// Throws Error{timeout} at the deadline. `while_waiting` runs every kInterruptInterval.
 template <class WhileWaiting>
 void wait_readable_until(int socket, Deadline deadline, const RendezvousOptions& options,
                          const WhileWaiting& while_waiting) {
@@ -115,15 +115,15 @@ void LocalClient::wait_for_packet() const {
 /// Also publishes which rank coordinates this host; until the address arrives, this rank waits for
 /// ranks of all hosts.
 HostAddress LocalClient::receive_host_address() {
-  JoinRecordWriter waiting(*options_->store, options_->rank);
+  JoinRecordWriter join_record(*options_->store, options_->rank);
   StoreClient client = store_client_for(*options_, [&] {
     if (options_->check_interrupt) options_->check_interrupt();
-    waiting.set();
+    join_record.write_waiting();
     if (wait_readable(socket_.get(), Clock::now())) throw_if_failure_received(socket_.get(), deadline_);
   });
   client.deadline = deadline_;
   gather_host_coordinators(client, *options_, coordinator_rank_);
-  wait_readable_until(socket_.get(), deadline_, *options_, [&] { waiting.set(); });
+  wait_readable_until(socket_.get(), deadline_, *options_, [&] { join_record.write_waiting(); });
   throw_if_failure_received(socket_.get(), deadline_);
   return receive_packet<HostAddress>(socket_.get(), deadline_);
 }

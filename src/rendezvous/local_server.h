@@ -27,7 +27,7 @@ class LocalServer {
  public:
   LocalServer(const RendezvousOptions& options, Fd listener);
 
-  /// Handles the events of all connections, for at most one interrupt period; returns early if
+  /// Handles the events of all connections, for at most kInterruptInterval; returns early if
   /// `other_fd` is readable. Throws missing_ranks_timeout() at the deadline.
   void poll(int other_fd);
 
@@ -37,7 +37,7 @@ class LocalServer {
   /// Calls options.apply_roster() here and on all ranks of this host. Throws if one of them fails.
   void distribute(const Roster& roster, int memory_fd, int pid_fd);
 
-  /// Sends the outcome to all ranks of this host. Only the first call has an effect.
+  /// Sends the outcome to all ranks of this host. Ranks read one outcome only, so call it once.
   void announce(const Status& status) noexcept;
 
   /// Throws Error{peer_lost} if a rank of this host closed its connection. For polling loops that

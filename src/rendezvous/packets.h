@@ -12,6 +12,7 @@
 //     Status                             ->                    the outcome, the same for all
 //
 // The coordinator may send a failed Status instead of any packet after JoinRequest.
+// Thread safety: plain values; functions without shared state.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@
 
 namespace tccl {
 
-/// The context of the challenge-response handshake on the rendezvous socket.
+/// The binding data of the challenge-response handshake on the rendezvous socket.
 inline constexpr std::string_view kLocalHandshake = "local rendezvous";
 
 struct JoinRequest {

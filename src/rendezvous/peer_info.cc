@@ -49,10 +49,10 @@ void check_same_size(const std::string& group, const PeerInfo& own, const PeerIn
 
 void check_compatible(const std::string& group, const PeerInfo& own, const PeerInfo& other) {
   const Comparison c(group, own, other);
-  if (other.format != own.format)
+  if (other.abi_version != own.abi_version)
     throw init_error(
         group, Errc::mismatch,
-        formatted("rank {} and {} run different builds of this library", own.rank, describe(other)),
+        formatted("rank {} and {} run versions of this library that cannot communicate", own.rank, describe(other)),
         {own.rank, other.rank});
   c.check_equal("the size of the group", own.size, other.size);
   c.check_equal("the first sequence number", own.first_sequence, other.first_sequence);

@@ -122,17 +122,11 @@ void store_broadcast_send(const StoreClient& client, std::string_view round, int
     client.store.set(result_key(client, round, index), text);
 }
 
-void store_contribute(const StoreClient& client, std::string_view round, int index,
-                      const std::string& text) {
-  client.store.set(index == 0 ? client.key(round) : client.key(round, index),
-                   encode({{static_cast<std::uint32_t>(index), text}}));
-}
-
 void remove_key(Store& store, const std::string& key) noexcept {
   try {
     store.remove(key);
   } catch (const std::exception&) {
-    // See the header.
+    // The key stays.
   }
 }
 

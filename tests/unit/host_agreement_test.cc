@@ -171,7 +171,7 @@ TEST_P(HostAgreementTest, AnInterruptedHostFailsTheOthersBeforeTheTimeout) {
       if (static_cast<int>(host) == interrupted)
         EXPECT_EQ(errors[host], "SIGINT");
       else
-        EXPECT_NE(errors[host].find("init of group \"world\": rank " + std::to_string(interrupted) +
+        EXPECT_NE(errors[host].find("init of group world: rank " + std::to_string(interrupted) +
                                     " (host "),
                   std::string::npos)
             << errors[host];
@@ -213,7 +213,7 @@ TEST(HostAgreement, AMissingHostIsATimeout) {
         if (host != 2) static_cast<void>(agreement.agree_on_address());
       },
       300ms);
-  EXPECT_NE(errors[0].find("init of group \"world\" timed out after 0.3 s: the 3 hosts did not "
+  EXPECT_NE(errors[0].find("init of group world timed out after 0.3 s: the 3 hosts did not "
                            "complete the exchange of addresses"),
             std::string::npos)
       << errors[0];
@@ -242,22 +242,22 @@ TEST_F(MissingRanks, NeverJoined) {
   join(0, true);
   join(2, true);
   EXPECT_EQ(text(3, {0}),
-            "init of group \"world\" timed out after 1.5 s: rank 1 never joined; ranks 0,2 waited "
+            "init of group world timed out after 1.5 s: rank 1 never joined; ranks 0,2 waited "
             "for it");
   EXPECT_EQ(
       text(4, {0}),
-      "init of group \"world\" timed out after 1.5 s: ranks 1,3 never joined; ranks 0,2 waited "
+      "init of group world timed out after 1.5 s: ranks 1,3 never joined; ranks 0,2 waited "
       "for them");
 }
 
 TEST_F(MissingRanks, JoinedButNeverCompleted) {
   for (const int rank : {0, 1}) join(rank, true);
   join(2, false);
-  EXPECT_EQ(text(3, {0}), "init of group \"world\" timed out after 1.5 s: rank 2 (" + process_ +
+  EXPECT_EQ(text(3, {0}), "init of group world timed out after 1.5 s: rank 2 (" + process_ +
                               ") joined but never completed the rendezvous; ranks 0,1 waited for "
                               "it");
   EXPECT_EQ(text(4, {0}),
-            "init of group \"world\" timed out after 1.5 s: rank 3 never joined; rank "
+            "init of group world timed out after 1.5 s: rank 3 never joined; rank "
             "2 (" +
                 process_ +
                 ") joined but never completed the rendezvous; ranks 0,1 waited for "
@@ -267,7 +267,7 @@ TEST_F(MissingRanks, JoinedButNeverCompleted) {
 TEST_F(MissingRanks, AllWaiting) {
   join(1, true);
   EXPECT_EQ(text(2, {0}),
-            "init of group \"world\" timed out after 1.5 s: all 2 ranks joined, but the rendezvous "
+            "init of group world timed out after 1.5 s: all 2 ranks joined, but the rendezvous "
             "did not complete");
 }
 

@@ -10,7 +10,8 @@
 // A tensor that is not contiguous is replaced by a contiguous copy, which is copied back when the
 // operations are complete; one of an accelerator by host memory (staging.h). An invalid argument
 // raises ValueError with the method, the argument, the rank and the group.
-// Thread safety: none; a request belongs to the thread that builds it, then to the one that completes it.
+// Thread safety: none; a request belongs to the thread that builds it, then to the one that
+// completes it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -21,7 +21,8 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
 
 /// Lets Ctrl-C end a wait: if a signal is pending, throws what its Python handler raised.
 void check_interrupt();
-/// How often the binding's own waits call check_interrupt(), which takes the GIL.
+/// How often the binding's own waits call check_interrupt(), which takes the GIL: as often as those
+/// of the library, whose constant (src/base/wait.h) is not exported.
 inline constexpr std::chrono::milliseconds kInterruptInterval{100};
 
 /// Closes the context and joins its threads. Python calls it before the interpreter shuts down.

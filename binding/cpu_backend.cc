@@ -17,8 +17,8 @@ constexpr Method kBarrier{c10d::OpType::BARRIER, "barrier", "barrier"};
 
 std::atomic<std::uint64_t> operations_started{0};  // relaxed: a statistic
 
-// Runs a request on the calling thread. The common case allocates nothing: the request moves to the
-// heap only if it may outlive this call.
+// Runs a request on the calling thread. The common case allocates nothing: the request is
+// moved to allocated memory only if it may outlive this call.
 void run_inline(tccl::Communicator& communicator, CollectiveRequest& request,
                 std::chrono::milliseconds timeout) {
   if (const tccl::Operation* operation = request.single_operation();

@@ -1,7 +1,8 @@
-// The collectives and messages of the backend, on host memory: translates the calls of
+// The collectives and messages of the backend, on CPU memory: translates the calls of
 // torch.distributed to operations of a tccl::Communicator. Tensors of an accelerator are staged.
 //
-// A synchronous call runs on the calling thread and returns a completed Work. An asynchronous call,
+// A synchronous call runs on the calling thread if the group's queue is idle, and returns a completed
+// Work. An asynchronous call,
 // and every call in a coalescing block, is started, and its Work keeps the tensors alive. Only
 // element counts matter, never shapes. Files: cpu_backend.cc (life cycle, how a request is run,
 // services), cpu_backend_reductions.cc, cpu_backend_copies.cc, cpu_backend_point_to_point.cc.

@@ -1,4 +1,4 @@
-// The c10d backend "ccl" that torch sees: a CpuBackend, decorated with a router by device.
+// The c10d backend "ccl" that torch sees: a subclass of CpuBackend that routes by device.
 //
 // Tensors of a device that has a backend of its own (XPUs have xccl) are passed to that device
 // backend; all others are served by CpuBackend. A call is routed by its first tensor. Works of the

@@ -1,4 +1,5 @@
-// Allreduce and barrier over hosts for small messages: an all-to-all among one leader per host.
+// Allreduce and barrier over hosts for small messages: an all-gather of the hosts' sums among one
+// leader per host.
 //
 // A chunk takes two board steps:
 //   step 0   the leader reduces the inputs of its host's ranks and sends the sum to all leaders

@@ -6,7 +6,7 @@
 //
 // Input and output may be the same: only the rank that overwrites a slice reads it. If the
 // operation fails, Board::declare_peer_written() keeps late ranks from writing into the output. It
-// protects whole pages only, so the edges of the message (one page at each end) go through the
+// protects whole pages only, so the two ends of the message (one page each) go through the
 // slots of step 0, and every rank reduces them itself.
 #include "algorithms/allreduce_zero_copy.h"
 
@@ -92,13 +92,13 @@ class ZeroCopyAllreduce {
     return {end_bytes_ + bytes.begin, std::min(lines.count * kCacheLine, middle - bytes.begin)};
   }
 
-  /// `begin`: offset of the edge in the message; `slot_offset`: in the slots of step 0.
+  /// `begin`: offset of the end in the message; `slot_offset`: in the slots of step 0.
   void reduce_end(std::size_t begin, std::size_t slot_offset) {
-    Sources edges(board_.size());
+    Sources ends(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      edges[rank] =
+      ends[rank] =
           rank == board_.local_rank() ? task_.in() + begin : board_.await(rank, 0).input + slot_offset;
-    task_.reduce(board_, task_.out() + begin, edges, end_bytes_);
+    task_.reduce(board_, task_.out() + begin, ends, end_bytes_);
   }
 
   void reduce_chunk(std::size_t begin, std::size_t bytes) {

@@ -1,4 +1,4 @@
-// Rank and size arithmetic of the algorithms, as pure functions, and the three units of pipelining:
+// How messages are divided, as pure functions, and the three units of pipelining:
 //
 //   chunk   a part of the message that fits a slot of the board or a network message. A pipelined
 //           algorithm works on several chunks at once, one stage after the other.

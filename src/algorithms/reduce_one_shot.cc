@@ -12,9 +12,9 @@
 namespace tccl {
 namespace {
 
-/// `reader` is the rank that gets the result, or Board::kEveryone.
-void reduce_chunks(Board& board, const CollectiveTask& task, int reader) {
-  const bool needs_result = reader == Board::kEveryone || reader == board.local_rank();
+/// `result_rank` is the rank that gets the result, or Board::kEveryone.
+void reduce_chunks(Board& board, const CollectiveTask& task, int result_rank) {
+  const bool needs_result = result_rank == Board::kEveryone || result_rank == board.local_rank();
   const bool unmodified = !needs_result || task.in() != task.out();
   const std::size_t chunk_bytes =
       chunk_size(task.bytes(), board.chunk_bytes()) / task.element_bytes() * task.element_bytes();
@@ -24,7 +24,7 @@ void reduce_chunks(Board& board, const CollectiveTask& task, int reader) {
     const Range chunk = chunk_range(task.bytes(), chunk_bytes, step);
     const std::byte* own = task.in() + chunk.begin;
     const Board::Slot slot = board.open_step();
-    if (reader != board.local_rank()) publish(board, task, slot, own, chunk.count, reader, unmodified);
+    if (result_rank != board.local_rank()) publish(board, task, slot, own, chunk.count, result_rank, unmodified);
     board.post();
     if (!needs_result) continue;
     for (int rank = 0; rank < board.size(); ++rank)

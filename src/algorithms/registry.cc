@@ -87,7 +87,7 @@ constexpr Algorithm kAlgorithms[] = {
      kAlways},
 };
 
-/// Whether some algorithm runs whatever the size and the number of ranks.
+/// Whether an algorithm of this operation has no condition.
 consteval bool has_fallback(Op op, bool over_hosts) {
   for (const Algorithm& row : kAlgorithms)
     if (row.op == op && (row.run_over_hosts != nullptr) == over_hosts &&

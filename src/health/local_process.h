@@ -16,8 +16,7 @@
 
 namespace tccl {
 
-/// A process (strictly: a context), mapped once and shared by all groups. Thread safety: all
-/// methods may be called concurrently.
+/// A process (strictly: a context), mapped once and shared by all groups.
 class LocalProcess {
  public:
   LocalProcess(std::shared_ptr<SharedMemory> memory, std::string host, int pid)

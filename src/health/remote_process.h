@@ -12,7 +12,7 @@
 namespace tccl {
 
 /// A process (strictly: a context) of another host, as this process sees it. ControlPlane creates
-/// and updates it. Thread safety: all methods may be called concurrently.
+/// and updates it.
 class RemoteProcess {
  public:
   struct Identity {

@@ -150,7 +150,8 @@ class CollectiveRequest {
     return operations_.data();
   }
   /// All operations. The result keeps `request` alive.
-  static tccl::OperationList operation_list(const std::shared_ptr<const CollectiveRequest>& request);
+  static tccl::OperationList operation_list(
+      const std::shared_ptr<const CollectiveRequest>& request);
   /// When the message has arrived, the device may not have reached the receive yet.
   [[nodiscard]] bool is_staged_receive() const noexcept {
     return staging_ && operations_.front().op == tccl::Op::recv;

@@ -46,7 +46,7 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
 }  // namespace
 
 CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
-                         c10::intrusive_ptr<Options> options, std::string name)
+                       c10::intrusive_ptr<Options> options, std::string name)
     : Backend(rank, size),
       options_(std::move(options)),
       group_{rank, size, std::move(name), options_->backend},
@@ -67,8 +67,7 @@ CpuBackend::~CpuBackend() {
 // ---- how a request is run
 
 CpuBackend::WorkPtr CpuBackend::run_request(CollectiveRequest request,
-                                              std::chrono::milliseconds timeout,
-                                              bool asynchronous) {
+                                            std::chrono::milliseconds timeout, bool asynchronous) {
   if (request.is_staged()) prepare_staging(request, effective_timeout(timeout));
   request.arguments_checked();
   operations_started.fetch_add(1, std::memory_order_relaxed);
@@ -106,14 +105,15 @@ CpuBackend::WorkPtr CpuBackend::run_point_to_point(CollectiveRequest request) {
 }
 
 void CpuBackend::prepare_staging(CollectiveRequest& request,
-                                  std::chrono::milliseconds timeout) const {
+                                 std::chrono::milliseconds timeout) const {
   // The reference is weak, because a request may outlive the group. close() waits for collectives
   // but not for receives, so those check is_closed(). Signals are checked less often than peers:
   // that takes the GIL.
   auto while_waiting = [group = std::weak_ptr(communicator_),
-                     ends_at_close = request.is_staged_receive(),
-                     operation = c10::str(request.method().name, " of group ", group_.name),
-                     next_interrupt = Clock::now() + kInterruptInterval](bool needs_peers) mutable {
+                        ends_at_close = request.is_staged_receive(),
+                        operation = c10::str(request.method().name, " of group ", group_.name),
+                        next_interrupt =
+                            Clock::now() + kInterruptInterval](bool needs_peers) mutable {
     const auto communicator = group.lock();
     if (!communicator || (ends_at_close && communicator->is_closed()))
       throw tccl::Error(tccl::Errc::aborted, "the group was closed before the operation completed");

@@ -1,8 +1,8 @@
 // The collectives and messages of the backend, on CPU memory: translates the calls of
 // torch.distributed to operations of a tccl::Communicator. Tensors of an accelerator are staged.
 //
-// A synchronous call runs on the calling thread if the group's queue is idle, and returns a completed
-// Work. An asynchronous call,
+// A synchronous call runs on the calling thread if the group's queue is idle, and returns a
+// completed Work. An asynchronous call,
 // and every call in a coalescing block, is started, and its Work keeps the tensors alive. Only
 // element counts matter, never shapes. Files: cpu_backend.cc (life cycle, how a request is run,
 // services), cpu_backend_reductions.cc, cpu_backend_copies.cc, cpu_backend_point_to_point.cc.
@@ -47,7 +47,7 @@ class CpuBackend : public c10d::Backend {
   /// Collective over all ranks: rendezvous through `store`, whose keys belong to this group alone.
   /// `name` appears in messages.
   CpuBackend(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options,
-              std::string name);
+             std::string name);
   ~CpuBackend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -64,7 +64,7 @@ class CpuBackend : public c10d::Backend {
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   /// As allreduce of a dense tensor; float32 is sent between hosts in this format.
   virtual WorkPtr allreduce_compressed(Tensors& tensors, const c10d::AllreduceOptions& options,
-                                   tccl::WireFormat format);
+                                       tccl::WireFormat format);
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;

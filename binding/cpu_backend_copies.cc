@@ -87,8 +87,7 @@ std::vector<Block> blocks_at(Pointer* data, const std::vector<int64_t>& counts,
 
 }  // namespace
 
-CpuBackend::WorkPtr CpuBackend::broadcast(Tensors& tensors,
-                                            const c10d::BroadcastOptions& options) {
+CpuBackend::WorkPtr CpuBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   CollectiveRequest request(kBroadcast, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   request.check_rank(options.rootRank, "root");
@@ -103,16 +102,15 @@ CpuBackend::WorkPtr CpuBackend::broadcast(Tensors& tensors,
 }
 
 CpuBackend::WorkPtr CpuBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                            const c10d::AllgatherOptions& options) {
+                                          const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgather, group_);
   const at::Tensor& input = request.single_entry(inputs, "input");
   add_allgatherv(request, request.single_entry(outputs, "output_list"), input);
   return run_request(std::move(request), options);
 }
 
-CpuBackend::WorkPtr CpuBackend::allgather_coalesced(std::vector<Tensors>& outputs,
-                                                      Tensors& inputs,
-                                                      const c10d::AllgatherOptions& options) {
+CpuBackend::WorkPtr CpuBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgatherCoalesced, group_);
   request.require(outputs.size() == static_cast<std::size_t>(getSize()),
                   "`output_lists` must hold ", "one list per rank, ", getSize(),
@@ -127,7 +125,7 @@ CpuBackend::WorkPtr CpuBackend::allgather_coalesced(std::vector<Tensors>& output
 }
 
 CpuBackend::WorkPtr CpuBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                  const c10d::AllgatherOptions& options) {
+                                                const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgatherBase, group_);
   add_allgather(request, output, input);
   return run_request(std::move(request), options);
@@ -142,7 +140,7 @@ CpuBackend::WorkPtr CpuBackend::allgather_into_tensor_coalesced(
 }
 
 CpuBackend::WorkPtr CpuBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                         const c10d::GatherOptions& options) {
+                                       const c10d::GatherOptions& options) {
   CollectiveRequest request(kGather, group_);
   const at::Tensor& input = request.single_entry(inputs, "input");
   request.check_input(input, "input");
@@ -164,7 +162,7 @@ CpuBackend::WorkPtr CpuBackend::gather(std::vector<Tensors>& outputs, Tensors& i
 }
 
 CpuBackend::WorkPtr CpuBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                          const c10d::ScatterOptions& options) {
+                                        const c10d::ScatterOptions& options) {
   CollectiveRequest request(kScatter, group_);
   const at::Tensor& output = request.single_entry(outputs, "output");
   request.check_output(output, "output");
@@ -187,9 +185,9 @@ CpuBackend::WorkPtr CpuBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
 
 // Always the uneven form, alltoallv: some ranks may pass splits and others not.
 CpuBackend::WorkPtr CpuBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                std::vector<int64_t>& output_splits,
-                                                std::vector<int64_t>& input_splits,
-                                                const c10d::AllToAllOptions& options) {
+                                              std::vector<int64_t>& output_splits,
+                                              std::vector<int64_t>& input_splits,
+                                              const c10d::AllToAllOptions& options) {
   CollectiveRequest request(kAlltoallBase, group_);
   request.check_input(input, "input");
   request.check_output(output, "output");
@@ -208,7 +206,7 @@ CpuBackend::WorkPtr CpuBackend::alltoall_base(at::Tensor& output, at::Tensor& in
 }
 
 CpuBackend::WorkPtr CpuBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                                           const c10d::AllToAllOptions& options) {
+                                         const c10d::AllToAllOptions& options) {
   CollectiveRequest request(kAlltoall, group_);
   request.check_list_length(outputs, "output_list");
   request.check_list_length(inputs, "input_list");

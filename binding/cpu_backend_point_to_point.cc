@@ -25,7 +25,7 @@ CpuBackend::WorkPtr CpuBackend::send(Tensors& tensors, int destination, int tag)
 }
 
 CpuBackend::WorkPtr CpuBackend::start_recv(const Method& method, Tensors& tensors, int source,
-                                             int tag) {
+                                           int tag) {
   CollectiveRequest request(method, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   request.check_output(tensor, "tensor");

@@ -51,8 +51,7 @@ void add_reduce_scatter(CollectiveRequest& request, const at::Tensor& output,
 
 }  // namespace
 
-CpuBackend::WorkPtr CpuBackend::allreduce(Tensors& tensors,
-                                            const c10d::AllreduceOptions& options) {
+CpuBackend::WorkPtr CpuBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   CollectiveRequest request(kAllreduce, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   if (tensor.defined() && tensor.layout() == at::kSparse)
@@ -62,8 +61,8 @@ CpuBackend::WorkPtr CpuBackend::allreduce(Tensors& tensors,
 }
 
 CpuBackend::WorkPtr CpuBackend::allreduce_compressed(Tensors& tensors,
-                                                   const c10d::AllreduceOptions& options,
-                                                   tccl::WireFormat format) {
+                                                     const c10d::AllreduceOptions& options,
+                                                     tccl::WireFormat format) {
   CollectiveRequest request(kAllreduce, group_);
   add_allreduce(request, request.single_entry(tensors, "tensors"), options.reduceOp, format);
   return run_request(std::move(request), options);
@@ -77,7 +76,7 @@ CpuBackend::WorkPtr CpuBackend::allreduce_coalesced(
 }
 
 CpuBackend::WorkPtr CpuBackend::allreduce_sparse(Tensors& tensors,
-                                                   const c10d::AllreduceOptions& options) {
+                                                 const c10d::AllreduceOptions& options) {
   CollectiveRequest request(kAllreduceSparse, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   add_sparse_allreduce(request, tensor, options.reduceOp);
@@ -100,7 +99,7 @@ CpuBackend::WorkPtr CpuBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 }
 
 CpuBackend::WorkPtr CpuBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                 const c10d::ReduceScatterOptions& options) {
+                                               const c10d::ReduceScatterOptions& options) {
   CollectiveRequest request(kReduceScatter, group_);
   const at::Tensor& output = request.single_entry(outputs, "output");
   const Tensors& input = request.single_entry(inputs, "input_list");
@@ -119,7 +118,7 @@ CpuBackend::WorkPtr CpuBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
 }
 
 CpuBackend::WorkPtr CpuBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                       const c10d::ReduceScatterOptions& options) {
+                                                     const c10d::ReduceScatterOptions& options) {
   CollectiveRequest request(kReduceScatterBase, group_);
   add_reduce_scatter(request, output, input, options.reduceOp);
   return run_request(std::move(request), options);

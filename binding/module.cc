@@ -79,7 +79,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           [](ProcessGroupCCL& group, std::vector<at::Tensor> tensors,
              const c10d::AllreduceOptions& options, const std::string& wire_dtype) {
             return group.allreduce_compressed(tensors, options,
-                                          torch_ccl::wire_format_named(wire_dtype));
+                                              torch_ccl::wire_format_named(wire_dtype));
           },
           py::arg("tensors"), py::arg("options"), py::arg("wire_dtype"), ReleaseGil(),
           "As allreduce; float32 is sent between hosts as \"bf16\" or \"int8\".")

@@ -111,9 +111,8 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
              : CpuBackend::allreduce_sparse(tensors, options);
 }
 
-ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_compressed(Tensors& tensors,
-                                                           const c10d::AllreduceOptions& options,
-                                                           tccl::WireFormat format) {
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_compressed(
+    Tensors& tensors, const c10d::AllreduceOptions& options, tccl::WireFormat format) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::allreduce, tensors, options)
              : CpuBackend::allreduce_compressed(tensors, options, format);

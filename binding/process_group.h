@@ -41,7 +41,7 @@ class ProcessGroupCCL final : public CpuBackend {
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   /// A device backend ignores the format.
   WorkPtr allreduce_compressed(Tensors& tensors, const c10d::AllreduceOptions& options,
-                           tccl::WireFormat format) override;
+                               tccl::WireFormat format) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;

@@ -87,8 +87,7 @@ class SparseAllreduce {
   }
 
   // Each rank contributes one row per nonzero entry.
-  void gather_rows(const tccl::OperationList::Run& run, const at::Tensor& own,
-                   Tensors& all) const {
+  void gather_rows(const tccl::OperationList::Run& run, const at::Tensor& own, Tensors& all) const {
     std::vector<tccl::Block> blocks;
     for (const SparseHeader& header : headers_) {
       std::vector<int64_t> sizes = own.sizes().vec();

@@ -66,8 +66,7 @@ class Staging {
   /// The number of operations that run_all() runs.
   [[nodiscard]] std::uint32_t operation_count() const noexcept;
   /// Copies in, runs every chunk, copies out. `on_output_stream` may add work to that stream.
-  void run_all(const tccl::OperationList::Run& run,
-               const std::function<void()>& on_output_stream);
+  void run_all(const tccl::OperationList::Run& run, const std::function<void()>& on_output_stream);
 
   // ---- point to point, where the copies are not part of the operation
 

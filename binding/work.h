@@ -5,7 +5,8 @@
 //   1. The outputs hold the result; the Work has its outcome (exception_), and waiters wake up.
 //   2. The Future, if getFuture() was called before step 1, is completed; its callbacks run.
 //   3. The result Future (getFutureResult()) is completed, the group's completion hook runs, and
-//      the Work is removed from the group's PendingWorkCount. So step 2 must wait for none of these.
+//      the Work is removed from the group's PendingWorkCount. So step 2 must wait for none of
+//      these.
 //
 //   state           event                                      next state
 //   --------------- ------------------------------------------ -----------------------

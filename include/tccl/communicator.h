@@ -28,8 +28,8 @@ namespace tccl {
 /// Collectives that run back to back as one entry in the communicator's issue order. No operation
 /// that was issued concurrently runs between them, and a later collective may depend on the result
 /// of an earlier one. The body runs collectives only through `run`: a call on the communicator
-/// would wait for the list itself. If the body throws, the group fails; also if `run` throws because
-/// an argument is invalid, since the other ranks wait for the rest of the list.
+/// would wait for the list itself. If the body throws, the group fails; also if `run` throws
+/// because an argument is invalid, since the other ranks wait for the rest of the list.
 struct OperationList {
   using Run = std::function<void(const Operation&)>;
   std::string name;              // for error messages

@@ -59,8 +59,8 @@ struct Operation {
   Reduction reduction{};
   int root = -1;          // of rooted collectives; of send and recv: see peer()
   std::uint64_t tag = 0;  // of send and recv
-  /// If this collective is one staging chunk of a larger collective (CCL_STAGING_BYTES): the count of
-  /// the larger one (for the v-forms: of its longest block) and the index of the chunk. Both are
+  /// If this collective is one staging chunk of a larger collective (CCL_STAGING_BYTES): the count
+  /// of the larger one (for the v-forms: of its longest block) and the index of the chunk. Both are
   /// compared between ranks, so that chunks of two different collectives are never combined.
   std::uint64_t total_count = 0;
   std::uint32_t staging_chunk_index = 0;

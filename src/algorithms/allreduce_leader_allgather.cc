@@ -42,7 +42,7 @@ class LeaderAllgather {
     for (std::uint32_t index = 0; index < chunks; ++index) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes, index);
       board_.local_rank() == kLeaderLocalRank ? run_leader(chunk, 2 * index)
-                                        : run_follower(chunk, 2 * index);
+                                              : run_follower(chunk, 2 * index);
     }
   }
 

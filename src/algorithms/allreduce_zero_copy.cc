@@ -96,8 +96,8 @@ class ZeroCopyAllreduce {
   void reduce_end(std::size_t begin, std::size_t slot_offset) {
     Sources ends(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      ends[rank] =
-          rank == board_.local_rank() ? task_.in() + begin : board_.await(rank, 0).input + slot_offset;
+      ends[rank] = rank == board_.local_rank() ? task_.in() + begin
+                                               : board_.await(rank, 0).input + slot_offset;
     task_.reduce(board_, task_.out() + begin, ends, end_bytes_);
   }
 

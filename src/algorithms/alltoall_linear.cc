@@ -1,6 +1,7 @@
-// Linear exchange over hosts, for gather, scatter and all-to-all (alltoall.h): every pair of ranks on
-// different hosts exchanges its data directly, and all pairs at once, because each byte has to cross
-// the network once in any algorithm. Ranks of the same host use the one-shot exchange through the board.
+// Linear exchange over hosts, for gather, scatter and all-to-all (alltoall.h): every pair of ranks
+// on different hosts exchanges its data directly, and all pairs at once, because each byte has to
+// cross the network once in any algorithm. Ranks of the same host use the one-shot exchange through
+// the board.
 //
 // The data of a pair is sent in chunks; kChunksAhead chunks of each pair are in flight. Each
 // message starts with the total size of the pair's data, so that a size mismatch is detected on

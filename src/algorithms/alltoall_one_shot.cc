@@ -91,7 +91,8 @@ void copy_out(const Board& board, const CollectiveTask& task, int from, const st
 void copy_own(const Board& board, const CollectiveTask& task) {
   if (!sends_to(task, board.local_rank(), board.local_rank())) return;
   const auto from = outgoing(task, board.local_rank());
-  if (!from.empty()) copy_out(board, task, board.local_rank(), from.data(), 0, from.size(), from.size());
+  if (!from.empty())
+    copy_out(board, task, board.local_rank(), from.data(), 0, from.size(), from.size());
 }
 
 /// All that this rank sends, if it may be read in place: one contiguous range that no incoming data
@@ -138,9 +139,10 @@ void exchange(Board& board, const CollectiveTask& task, const SlotLayout& layout
       if (from == board.local_rank() || !sends_to(task, from, board.local_rank())) continue;
       const Board::PeerSlot theirs = board.await(from, first_step + step);
       const std::byte* in_place = is_inline ? nullptr : published_address(board, from, theirs);
-      const std::byte* source = in_place != nullptr ? in_place + offset_in(from) + begin
-                                                    : theirs.input_of(step_bytes) +
-                                                          layout.offset(board.local_rank(), chunk_bytes);
+      const std::byte* source =
+          in_place != nullptr
+              ? in_place + offset_in(from) + begin
+              : theirs.input_of(step_bytes) + layout.offset(board.local_rank(), chunk_bytes);
       copy_out(board, task, from, source, begin, chunk_bytes, largest);
     }
   }
@@ -188,7 +190,8 @@ void exchange_uneven(Board& board, const CollectiveTask& task) {
   std::vector<const SizePair*> sizes(static_cast<std::size_t>(board.size()));
   for (int rank = 0; rank < board.size(); ++rank)
     sizes[static_cast<std::size_t>(rank)] =
-        rank == board.local_rank() ? own : reinterpret_cast<const SizePair*>(board.await(rank, 0).input);
+        rank == board.local_rank() ? own
+                                   : reinterpret_cast<const SizePair*>(board.await(rank, 0).input);
   const std::size_t largest = check_sizes(board, sizes);
   const std::vector<std::size_t> offsets = input_offsets(board, sizes);
   for (int from = 0; from < board.size(); ++from)

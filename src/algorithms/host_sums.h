@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "algorithms/task.h"
-#include "kernels/copy.h"
 #include "kernels/compress.h"
+#include "kernels/copy.h"
 #include "transport/network_channel.h"
 
 namespace tccl {

@@ -24,7 +24,8 @@ void reduce_chunks(Board& board, const CollectiveTask& task, int result_rank) {
     const Range chunk = chunk_range(task.bytes(), chunk_bytes, step);
     const std::byte* own = task.in() + chunk.begin;
     const Board::Slot slot = board.open_step();
-    if (result_rank != board.local_rank()) publish(board, task, slot, own, chunk.count, result_rank, unmodified);
+    if (result_rank != board.local_rank())
+      publish(board, task, slot, own, chunk.count, result_rank, unmodified);
     board.post();
     if (!needs_result) continue;
     for (int rank = 0; rank < board.size(); ++rank)

@@ -17,8 +17,8 @@
 // different chunks, kStageLag steps apart, so that the network does not wait for the board.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/slices.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {
@@ -110,8 +110,9 @@ class RailReduction {
     const Slice own = slices_.at(chunk, rail_);
     Sources sources(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      sources[rank] = rank == board_.local_rank() ? task_.in() + own.message_offset
-                                            : board_.await(rank, chunk).input + own.chunk_offset;
+      sources[rank] = rank == board_.local_rank()
+                          ? task_.in() + own.message_offset
+                          : board_.await(rank, chunk).input + own.chunk_offset;
     InFlight& state = in_flight(chunk);
     task_.reduce_local(board_, host_map_.ranks(), state.sums.data(), sources, own.bytes);
     for (std::size_t k = 1; k < hosts_; ++k) {  // each host starts with another receiver
@@ -156,7 +157,8 @@ class RailReduction {
       if (host != host_ && has_result_rank(host)) to.push_back(rank_on_rail(host));
     if (to.empty()) return;
     const NetworkChannel::MessagePtr sent = send_sums(sum, bytes, to);
-    // If compression loses bits, the sending host must use the compressed sum, too: all ranks get the same.
+    // If compression loses bits, the sending host must use the compressed sum, too: all ranks get
+    // the same.
     if (sums_.compresses()) sums_.decompress(sum, sent->data(), bytes);
   }
 

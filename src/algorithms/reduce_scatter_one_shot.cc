@@ -3,9 +3,9 @@
 // Step i carries chunk i of every rank's block, side by side in the slot. Each rank posts its input
 // for all other ranks and reduces all ranks' inputs for itself, in rank order. If the input is in
 // memory that peers can map, they read it there and nothing is copied in.
-#include "algorithms/slices.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {

@@ -11,8 +11,8 @@
 //            host
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/slices.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {

@@ -12,8 +12,8 @@
 // So a step waits only for data that peers posted a whole step earlier. A reduce is the same,
 // except that only the root copies out.
 #include "algorithms/allreduce_zero_copy.h"
-#include "algorithms/slices.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {
@@ -47,10 +47,12 @@ class TwoShotReduction {
   void reduce_own_slice(std::uint32_t chunk, std::byte* result) {
     const Slice own = slices_.at(chunk, rank_);
     for (int rank = 0; rank < board_.size(); ++rank)
-      sources_[rank] = rank == board_.local_rank() ? task_.in() + own.message_offset
-                                             : board_.await(rank, chunk).input + own.chunk_offset;
+      sources_[rank] = rank == board_.local_rank()
+                           ? task_.in() + own.message_offset
+                           : board_.await(rank, chunk).input + own.chunk_offset;
     if (!needs_result_) return task_.reduce(board_, result + own.chunk_offset, sources_, own.bytes);
-    task_.reduce(board_, task_.out() + own.message_offset, sources_, own.bytes, result + own.chunk_offset);
+    task_.reduce(board_, task_.out() + own.message_offset, sources_, own.bytes,
+                 result + own.chunk_offset);
   }
 
   /// The reduced slices of a chunk are posted one step after the chunk's input.

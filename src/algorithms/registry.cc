@@ -74,17 +74,15 @@ constexpr Algorithm kAlgorithms[] = {
      alltoall_linear, kAlways},
     {Op::reduce_scatter, "rails", "each host sends its sum of a rank's block to that rank", nullptr,
      reduce_scatter_rails, kAlways},
-    {Op::alltoall, "linear", "ranks on different hosts exchange directly", nullptr,
-     alltoall_linear, kAlways},
+    {Op::alltoall, "linear", "ranks on different hosts exchange directly", nullptr, alltoall_linear,
+     kAlways},
     {Op::allgatherv, "rails", "as allgather, with one size per rank", nullptr, allgather_rails,
      kAlways},
     {Op::gatherv, "linear", "as gather; sizes are checked", nullptr, alltoall_linear, kAlways},
-    {Op::scatterv, "linear", "as scatter; sizes are checked", nullptr, alltoall_linear,
-     kAlways},
+    {Op::scatterv, "linear", "as scatter; sizes are checked", nullptr, alltoall_linear, kAlways},
     {Op::reduce_scatterv, "rails", "as reduce_scatter, with one size per rank", nullptr,
      reduce_scatter_rails, kAlways},
-    {Op::alltoallv, "linear", "as alltoall; sizes are checked", nullptr, alltoall_linear,
-     kAlways},
+    {Op::alltoallv, "linear", "as alltoall; sizes are checked", nullptr, alltoall_linear, kAlways},
 };
 
 /// Whether an algorithm of this operation has no condition.

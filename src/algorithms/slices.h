@@ -103,7 +103,8 @@ class BlockChunks {
   /// Copies the chunks of all ranks except `own` into the slot.
   void copy_in(std::byte* slot, std::uint32_t step, int own = kNoRank) const {
     for (int rank = 0; rank < ranks_; ++rank)
-      if (rank != own) task_.copy(slot + slot_offset(rank), input(rank, step), range(rank, step).count);
+      if (rank != own)
+        task_.copy(slot + slot_offset(rank), input(rank, step), range(rank, step).count);
   }
 
  private:

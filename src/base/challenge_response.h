@@ -1,17 +1,17 @@
 // Mutual authentication of two processes that know the same secret (HMAC-SHA256
 // challenge-response).
 //
-//   acceptor                                               connector
-//     Challenge c = make_challenge()                  ->
-//                                                     <-   Response r = respond(secret, c, binding_data)
-//     verify(secret, c, r, binding_data)
-//     Confirmation f = confirm(secret, c, r, binding_data) ->
-//                                                          verify(secret, c, r, f, binding_data)
+//   acceptor                                           connector
+//     Challenge c = make_challenge()             ->
+//                                                <-      Response r = respond(secret, c, data)
+//     verify(secret, c, r, data)
+//     Confirmation f = confirm(secret, c, r, data) ->
+//                                                        verify(secret, c, r, f, data)
 //
-// A proof covers the prover's role, both nonces and the binding data, so it can be neither replayed on
-// another connection nor reflected to its sender. The binding data is what both sides must agree on
-// besides the secret: the protocol's name, the identities. The structs are sent as bytes.
-// Thread safety: functions without shared state.
+// A proof covers the prover's role, both nonces and the binding data (`data`), so it can be neither
+// replayed on another connection nor reflected to its sender. The binding data is what both sides
+// must agree on besides the secret: the protocol's name, the identities. The structs are sent as
+// bytes. Thread safety: functions without shared state.
 #pragma once
 
 #include <string_view>
@@ -35,7 +35,8 @@ struct Confirmation {
 };
 
 Challenge make_challenge();
-Response respond(std::string_view secret, const Challenge& challenge, std::string_view binding_data);
+Response respond(std::string_view secret, const Challenge& challenge,
+                 std::string_view binding_data);
 [[nodiscard]] bool verify(std::string_view secret, const Challenge& challenge,
                           const Response& response, std::string_view binding_data);
 Confirmation confirm(std::string_view secret, const Challenge& challenge, const Response& response,

@@ -89,8 +89,9 @@ bool sleep_until(S&& sleeper, Ready&& ready, GiveUp&& give_up) {
   }
 }
 
-/// A futex with a count of its sleepers, so that notify_if_sleeping() costs no system call if nobody sleeps. It
-/// may be in shared memory; then only its own process sleeps on it and any process may notify it.
+/// A futex with a count of its sleepers, so that notify_if_sleeping() costs no system call if
+/// nobody sleeps. It may be in shared memory; then only its own process sleeps on it and any
+/// process may notify it.
 ///
 /// No wake-up is lost: the sleeper increments `sleepers`, then reads the condition; the notifier
 /// writes the condition, then reads `sleepers`; both have a seq_cst fence in between, so at least
@@ -129,11 +130,14 @@ class DoorbellSleeper {
   DoorbellSleeper& operator=(const DoorbellSleeper&) = delete;
 
   [[nodiscard]] std::uint32_t prepare() const {
-    const auto notifications = doorbell_.notifications.load(std::memory_order_acquire);  // pairs with notify()
+    const auto notifications =
+        doorbell_.notifications.load(std::memory_order_acquire);  // pairs with notify()
     doorbell_fence();  // orders the increment of `sleepers` before the check of the condition
     return notifications;
   }
-  void sleep(std::uint32_t notifications) const { futex_wait(doorbell_.notifications, notifications, interval_, scope_); }
+  void sleep(std::uint32_t notifications) const {
+    futex_wait(doorbell_.notifications, notifications, interval_, scope_);
+  }
 
  private:
   Doorbell& doorbell_;

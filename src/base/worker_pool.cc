@@ -123,10 +123,11 @@ void WorkerPool::start_threads() noexcept {
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
   static std::atomic<bool> warned{false};  // once per process, however many contexts it has
   if (!missing_cpus.empty() && !warned.exchange(true, std::memory_order_relaxed))
-    log_warning(formatted("CCL_WORKER_AFFINITY: CPUs {} are offline or not in the cpuset of this process; "
-                          "their workers are not pinned",
-                          cpus_text(missing_cpus)),
-                options_.rank);
+    log_warning(
+        formatted("CCL_WORKER_AFFINITY: CPUs {} are offline or not in the cpuset of this process; "
+                  "their workers are not pinned",
+                  cpus_text(missing_cpus)),
+        options_.rank);
 }
 
 void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cpus) {

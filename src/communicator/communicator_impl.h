@@ -66,7 +66,7 @@ class CommunicatorImpl final : public Communicator {
   Options options_;
   GroupParts parts_;
   shm::LocalGroup& group_;  // of parts_
-  Membership& membership_;        // of parts_
+  Membership& membership_;  // of parts_
   int rank_;
   int size_;
   std::unique_ptr<Executor> executor_;  // used by the queue alone

@@ -23,8 +23,8 @@
 #include "transport/membership.h"
 #include "transport/ofi/network.h"
 #include "transport/shm/arena.h"
-#include "transport/shm/tensor_heap.h"
 #include "transport/shm/local_group.h"
+#include "transport/shm/tensor_heap.h"
 
 namespace tccl {
 
@@ -83,7 +83,9 @@ class ContextImpl final : public Context {
   // --- groups ---
   void add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Delivers notices of other hosts to this group, also those that came before.
-  void listen_for_notices(const std::shared_ptr<Membership>& membership) { inbox_->add_group(membership); }
+  void listen_for_notices(const std::shared_ptr<Membership>& membership) {
+    inbox_->add_group(membership);
+  }
   /// The answer to ranks of other hosts that subscribe to a group from which this process has
   /// departed.
   void record_departure(const Notice& departure) { inbox_->record_departure(departure); }
@@ -116,7 +118,7 @@ class ContextImpl final : public Context {
   std::unique_ptr<Monitor> monitor_;
   std::mutex network_mutex_;  // guards the making of network_, and fi_addrs_
   std::unique_ptr<ofi::Network> network_;
-  std::map<Bytes32, fi_addr_t> fi_addrs_;  // by memory_id
+  std::map<Bytes32, fi_addr_t> fi_addrs_;       // by memory_id
   std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group; relaxed: a hint
   std::atomic<bool> forked_{false};             // relaxed: set before the child runs anything else
   std::atomic<bool> closed_{false};  // relaxed: each part that close() stops has its own lock

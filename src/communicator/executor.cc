@@ -95,11 +95,12 @@ void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record
 void Executor::run(const OperationList& list, Milliseconds timeout) {
   const Deadline deadline = deadline_after(timeout);
   const auto run = [&](const Operation& operation) {
-    validate(operation,
-             {membership_.rank(), membership_.size(), membership_.name(), group_.layout().chunk_bytes});
+    validate(operation, {membership_.rank(), membership_.size(), membership_.name(),
+                         group_.layout().chunk_bytes});
     if (is_point_to_point(operation.op))
-      throw Error(Errc::invalid_argument,
-                  formatted("an OperationList of group {} may run collectives only", membership_.name()));
+      throw Error(
+          Errc::invalid_argument,
+          formatted("an OperationList of group {} may run collectives only", membership_.name()));
     run_by(deadline, operation, timeout);
   };
   try {
@@ -109,9 +110,9 @@ void Executor::run(const OperationList& list, Milliseconds timeout) {
     throw;
   } catch (const std::exception& error) {
     membership_.fail(Error(Errc::aborted,
-                        formatted("{} of group {} failed on rank {}: {}", list.name,
-                                  membership_.name(), membership_.rank(), error.what()),
-                        {membership_.rank()}));
+                           formatted("{} of group {} failed on rank {}: {}", list.name,
+                                     membership_.name(), membership_.rank(), error.what()),
+                           {membership_.rank()}));
     throw;
   }
 }

@@ -20,11 +20,11 @@ void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
   if (host_map.hosts() == 1) {
     parts.membership =
         std::make_shared<Membership>(parts.local_group, std::move(host_map), Membership::Peers(),
-                                  /*control=*/nullptr);
+                                     /*control=*/nullptr);
     return;
   }
   parts.membership = std::make_shared<Membership>(parts.local_group, std::move(host_map), peers,
-                                            &context.network().control());
+                                                  &context.network().control());
   context.listen_for_notices(parts.membership);
 }
 
@@ -44,7 +44,7 @@ class GroupBuilder {
     parts_.local_group = std::make_shared<shm::LocalGroup>(
         context.arena(),
         shm::GroupIdentity{options.name, group_uid_from(hmac_sha256(secret_, "group")),
-                                  options.first_sequence},
+                           options.first_sequence},
         shm::RegionLayout::of(size, context.settings().chunk_bytes));
   }
 

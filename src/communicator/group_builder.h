@@ -23,7 +23,7 @@ namespace tccl {
 /// What a communicator is made of.
 struct GroupParts {
   std::shared_ptr<shm::LocalGroup> local_group;  // the ranks of this host
-  std::shared_ptr<Membership> membership;              // all ranks
+  std::shared_ptr<Membership> membership;        // all ranks
   std::vector<ofi::RankAddress> addresses;       // by rank; used for ranks of other hosts
   std::uint32_t group_tag = 0;                   // in the tags of messages to this process
 };

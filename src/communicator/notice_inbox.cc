@@ -26,7 +26,7 @@ std::vector<NoticeInbox::EarlyNotice> NoticeInbox::take_early_notices(std::uint6
 
 /// Looks for the group and keeps the notice under one lock: add_group() must not come in between.
 std::shared_ptr<Membership> NoticeInbox::find_group(const std::shared_ptr<RemoteProcess>& from,
-                                                 const Notice& notice) {
+                                                    const Notice& notice) {
   const std::lock_guard lock(mutex_);
   for (const auto& known : groups_)
     if (auto membership = known.lock(); membership && membership->group_uid() == notice.group_uid)

@@ -36,7 +36,7 @@ class NoticeInbox {
   /// The group that the notice names, or null. A notice of an unknown group is kept; beyond the
   /// limit the oldest one is dropped.
   std::shared_ptr<Membership> find_group(const std::shared_ptr<RemoteProcess>& from,
-                                      const Notice& notice);
+                                         const Notice& notice);
   /// The groups that are still in use.
   [[nodiscard]] std::vector<std::shared_ptr<Membership>> groups() const;
 

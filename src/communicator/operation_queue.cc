@@ -44,7 +44,8 @@ class OperationQueue::Lock {
   }
   ~Lock() {
     if (queue_.state() == State::ready && !queue_.closed_ && queue_.entries_.empty())
-      queue_.state_.store(State::idle, std::memory_order_release);  // pairs with try_take_fast_path()
+      queue_.state_.store(State::idle,
+                          std::memory_order_release);  // pairs with try_take_fast_path()
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
@@ -106,8 +107,7 @@ void CollectiveWork::progress_until_done(Deadline deadline) {
 }
 
 std::string CollectiveWork::description() const {
-  return formatted("{} of group {}", list_ ? list_->name : name_of(operation_.op),
-                   queue_->group_);
+  return formatted("{} of group {}", list_ ? list_->name : name_of(operation_.op), queue_->group_);
 }
 
 namespace {

@@ -10,25 +10,26 @@
 //
 // States, and who moves between them ("locker": any thread that takes the mutex):
 //
-//   from       to         by                     when
-//   idle       fast       caller of try_run      starts; one compare-exchange, no lock
-//   fast       idle       the same thread        ends; one compare-exchange, no lock
-//   fast       running    locker                 the fast-path thread will find this when it ends, and
-//                                                ends as from `running`
-//   idle       ready      locker                 keeps fast-path callers out while it holds the mutex
-//   ready      idle       locker, on unlocking   nothing is queued and the queue is not closed
-//   ready      running    caller, waiter, pool   takes the next entry
-//   running    ready      caller of try_run      ends; submits a pool task if an entry can start
-//   running    rechecking waiter, pool           ends; this thread will look at the queue again, so
-//                                                start() need not submit a pool task meanwhile
-//   rechecking running    caller, waiter, pool   takes the next entry
-//   rechecking ready      the rechecking thread  finds no entry that it may take, or is about to
-//                                                run callbacks or to sleep; submits a pool task if
-//                                                an entry can start
+//   from        to          by                     when
+//   idle        fast_path   caller of try_run      starts; one compare-exchange, no lock
+//   fast_path   idle        the same thread        ends; one compare-exchange, no lock
+//   fast_path   running     locker                 the thread on the fast path finds this when it
+//                                                  ends, and ends as from `running`
+//   idle        ready       locker                 keeps others off the fast path while it holds
+//                                                  the mutex
+//   ready       idle        locker, on unlocking   nothing is queued and the queue is not closed
+//   ready       running     caller, waiter, pool   takes the next entry
+//   running     ready       caller of try_run      ends; submits a pool task if an entry can start
+//   running     rechecking  waiter, pool           ends; this thread will look at the queue again,
+//                                                  so start() need not submit a pool task meanwhile
+//   rechecking  running     caller, waiter, pool   takes the next entry
+//   rechecking  ready       the rechecking thread  finds no entry that it may take, or is about to
+//                                                  run callbacks or to sleep; submits a pool task
+//                                                  if an entry can start
 //
 // Independent of the state, pool_task_pending_ is set from the submission of a pool task until the
-// task runs: a waiter often runs the entry before the pool thread wakes, and a second task would wake
-// a second thread for nothing.
+// task runs: a waiter often runs the entry before the pool thread wakes, and a second task would
+// wake a second thread for nothing.
 //
 // Gates. The queue is released before completion callbacks run, so callbacks may issue operations.
 // A callback runs at a different time on each rank; on_done_in_order() makes the order the same

@@ -87,7 +87,8 @@ bool P2p::advance_locked() {
 }
 
 void P2p::check_failures_locked() {
-  if (membership_->failed()) return protocol_.fail_all(std::make_exception_ptr(membership_->failure()));
+  if (membership_->failed())
+    return protocol_.fail_all(std::make_exception_ptr(membership_->failure()));
   const auto now = Clock::now();
   const auto& outstanding = protocol_.outstanding();
   for (const P2pWorkPtr& work : std::vector<P2pWorkPtr>(outstanding.begin(), outstanding.end())) {
@@ -206,7 +207,7 @@ void P2p::complete(const std::vector<P2pWorkPtr>& finished) {
   for (const P2pWorkPtr& work : finished)
     work->complete(work->pending_error, Waiting::submit_for(*work, run_elsewhere_));
   doorbell_fence();
-  group_->mine().p2p_doorbell.notify_if_sleeping();       // another thread may wait for one of them
+  group_->mine().p2p_doorbell.notify_if_sleeping();     // another thread may wait for one of them
   completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()
 }
 

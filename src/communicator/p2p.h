@@ -31,8 +31,9 @@ class ProgressThread;
 
 class P2p : public std::enable_shared_from_this<P2p> {
  public:
-  /// Callbacks of completed operations run through `run_elsewhere`: threads that move data must not run
-  /// user code, which may wait for that very data. `ofi_p2p` is null if all ranks are on this host.
+  /// Callbacks of completed operations run through `run_elsewhere`: threads that move data must not
+  /// run user code, which may wait for that very data. `ofi_p2p` is null if all ranks are on this
+  /// host.
   P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> membership,
       std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
       WorkState::Submit run_elsewhere, std::function<void()> check_interrupt,
@@ -90,7 +91,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   std::atomic<int> waiters_{0};                  // threads in wait_until(); ~Waiting() releases
   std::atomic<Clock::time_point> last_wait_{};   // relaxed: a hint
   std::atomic<Clock::time_point> last_check_{};  // relaxed: a hint
-  std::atomic<int> completing_{0};               // threads that hold finished operations; complete() releases
+  std::atomic<int> completing_{0};  // threads that hold finished operations; complete() releases
 
   std::mutex mutex_;  // guards everything below; never held while waiting or in callbacks
   P2pProtocol protocol_;

@@ -7,7 +7,8 @@ namespace tccl {
 
 std::exception_ptr P2pFailureDetector::check(P2pWork& work, Clock::time_point now) const {
   if (const int lost = lost_peer(work); lost >= 0)
-    return std::make_exception_ptr(membership_.peer_lost_error(lost, work.describe(membership_.name())));
+    return std::make_exception_ptr(
+        membership_.peer_lost_error(lost, work.describe(membership_.name())));
   if (work.operation.peer() != kAnySource)
     work.heartbeat.update(membership_.liveness_counter(work.operation.peer()), now);
   return now >= work.deadline ? timeout_error(work, now) : nullptr;
@@ -45,7 +46,8 @@ int P2pFailureDetector::lost_source() const {
 std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
                                                      Clock::time_point now) const {
   const double limit = std::chrono::duration<double>(work.options().timeout).count();
-  std::string text = formatted("{}: timeout after {:.1f} s", work.describe(membership_.name()), limit);
+  std::string text =
+      formatted("{}: timeout after {:.1f} s", work.describe(membership_.name()), limit);
   std::vector<int> ranks;
   if (const int peer = work.operation.peer(); peer != kAnySource) {
     ranks.push_back(peer);

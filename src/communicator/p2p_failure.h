@@ -14,8 +14,8 @@ class P2pFailureDetector {
   P2pFailureDetector(const Membership& membership, const P2pProtocol& protocol)
       : membership_(membership), protocol_(protocol) {}
 
-  /// The error of an operation whose peer is lost or whose deadline has passed, else null. Call regularly
-  /// while it is outstanding: it also tracks the peer's heartbeat.
+  /// The error of an operation whose peer is lost or whose deadline has passed, else null. Call
+  /// regularly while it is outstanding: it also tracks the peer's heartbeat.
   [[nodiscard]] std::exception_ptr check(P2pWork& work, Clock::time_point now) const;
 
  private:

@@ -31,8 +31,8 @@ P2pProtocol::P2pProtocol(shm::LocalGroup& group, Membership& membership, ofi::Of
       peers_(static_cast<std::size_t>(membership.size())) {
   for (int rank = 0; rank < membership_.size(); ++rank) {
     if (membership_.is_local(rank))
-      queues(rank).link =
-          std::make_unique<shm::ShmLink>(group, membership_.host_map().local_rank(rank), eager_bytes_);
+      queues(rank).link = std::make_unique<shm::ShmLink>(
+          group, membership_.host_map().local_rank(rank), eager_bytes_);
     else
       queues(rank).link = ofi_p2p_->link_to(rank);
   }
@@ -55,8 +55,8 @@ void P2pProtocol::start_receive(const P2pWorkPtr& receive) {
                  : accept_rts(receive, message->source, message->message_id, message->bytes);
 }
 
-/// Also if they have exchanged no message yet: a receiver must get the departure notice of a rank of
-/// another host.
+/// Also if they have exchanged no message yet: a receiver must get the departure notice of a rank
+/// of another host.
 void P2pProtocol::subscribe_to(int source) {
   if (!membership_.over_several_hosts()) return;
   for (int rank = 0; rank < membership_.size(); ++rank)

@@ -58,7 +58,7 @@ class P2pProtocol {
     std::uint64_t used_credit = 0;          // in all, by eager messages
     Clock::time_point last_wake;            // of its progress thread
     std::deque<std::uint64_t> cts_to_send;  // ids of its messages that have matched a receive
-    std::deque<P2pWorkPtr> queued;             // sends of which no cell was posted
+    std::deque<P2pWorkPtr> queued;          // sends of which no cell was posted
     std::map<std::uint64_t, P2pWorkPtr> awaiting_cts;  // by message id
     std::deque<P2pWorkPtr> cleared;                    // sends whose cts has arrived
     // --- from that rank ---

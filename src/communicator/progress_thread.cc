@@ -21,7 +21,7 @@ constexpr auto kPollIntervalWithWaiters = std::chrono::milliseconds(50);
 /// After something moved the thread yields for this long instead of sleeping: more data usually
 /// follows.
 constexpr auto kYieldAfterMove = std::chrono::microseconds(200);
-/// TrafficKind comes in bursts: for this long after the last activity the thread keeps polling, so that
+/// Traffic comes in bursts: for this long after the last activity the thread keeps polling, so that
 /// a new operation needs no notify().
 constexpr auto kPollAfterActivity = std::chrono::milliseconds(100);
 /// A thread that has waited for messages within this time will probably wait again.

@@ -47,8 +47,7 @@ class Splitter {
     try {
       parts_.local_group = std::make_shared<shm::LocalGroup>(
           context_.arena(),
-          shm::GroupIdentity{options.name, requests_.front().group_uid,
-                                    options.first_sequence},
+          shm::GroupIdentity{options.name, requests_.front().group_uid, options.first_sequence},
           shm::RegionLayout::of(static_cast<int>(requests_.size()),
                                 parent_.local_group->layout().chunk_bytes));
     } catch (const Error& error) {
@@ -75,14 +74,14 @@ class Splitter {
       const GroupAddress& address = addresses[static_cast<std::size_t>(parent_rank)];
       hosts.push_back(parent_hosts.host_of(parent_rank));
       if (parent_.membership->is_local(parent_rank)) {
-        local.emplace_back(parent_.local_group->process_handle(parent_hosts.local_rank(parent_rank)),
-                           address.region_offset);
+        local.emplace_back(
+            parent_.local_group->process_handle(parent_hosts.local_rank(parent_rank)),
+            address.region_offset);
         global_ranks.push_back(static_cast<int>(rank));
       } else {
         peers[rank] = parent_.membership->process(parent_rank);
-        parts_.addresses[rank] = {
-            parent_.addresses[static_cast<std::size_t>(parent_rank)].fi_addr,
-            static_cast<std::uint32_t>(address.group_tag)};
+        parts_.addresses[rank] = {parent_.addresses[static_cast<std::size_t>(parent_rank)].fi_addr,
+                                  static_cast<std::uint32_t>(address.group_tag)};
       }
     }
     const auto own = std::ranges::find(requests_, parent_.membership->rank(), &SplitRequest::rank);

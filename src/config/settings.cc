@@ -129,7 +129,8 @@ void algorithm_into(Settings& settings, const std::string& text) {
 }
 
 constexpr const char* kAlgorithmDoc =
-    "One name for all sizes, or NAME:FROM-TO for ranges in bytes, separated by semicolons; TO may be "
+    "One name for all sizes, or NAME:FROM-TO for ranges in bytes, separated by semicolons; TO may "
+    "be "
     "max. `torch-ccl info --algorithms` lists the names. Must be the same on all ranks.";
 
 constexpr SettingRow kRows[] = {
@@ -152,10 +153,13 @@ constexpr SettingRow kRows[] = {
      "communication overlap. Must be the same on all ranks.",
      bytes_into<&Settings::staging_bytes>},
     {"CCL_WORKER_COUNT", "auto",
-     "Worker threads of each rank, which help the thread that runs a large operation; they help from "
+     "Worker threads of each rank, which help the thread that runs a large operation; they help "
+     "from "
      "2 MiB on, with zero copy from 256 KiB. 0: none. auto: one less than the CPUs of the rank (or "
-     "than its share of them, if several ranks have the same affinity mask), at most 3; with a list "
-     "in CCL_WORKER_AFFINITY, the number of listed CPUs per rank. A CPU is what Linux numbers: a core "
+     "than its share of them, if several ranks have the same affinity mask), at most 3; with a "
+     "list "
+     "in CCL_WORKER_AFFINITY, the number of listed CPUs per rank. A CPU is what Linux numbers: a "
+     "core "
      "with hyper-threading has two.",
      worker_count_into},
     {"CCL_WORKER_AFFINITY", "auto",
@@ -163,7 +167,8 @@ constexpr SettingRow kRows[] = {
      "0,1,2,3,28,29,31,32 (or 0-3,28,29,31,32) gives 0-3 to the four workers of the first rank and "
      "the rest to the second rank. CPUs outside the affinity of the process are allowed; a worker "
      "whose CPU does not exist, or is not in the cgroup's cpuset, is not pinned, with a warning. "
-     "auto: any CPU of the process. The library warns if a list does not have CCL_WORKER_COUNT CPUs "
+     "auto: any CPU of the process. The library warns if a list does not have CCL_WORKER_COUNT "
+     "CPUs "
      "for each rank, or if it is auto and CCL_WORKER_COUNT exceeds the CPUs of the rank.",
      worker_affinity_into},
     {"CCL_ATL_TRANSPORT", "ofi",
@@ -171,7 +176,8 @@ constexpr SettingRow kRows[] = {
      "oneCCL's: ATL is its Abstract Transport Layer.)",
      transport_into},
     {"CCL_ATL_PROVIDER", "",
-     "libfabric provider, as listed by fi_info; default: FI_PROVIDER, else tcp. Must be the same on "
+     "libfabric provider, as listed by fi_info; default: FI_PROVIDER, else tcp. Must be the same "
+     "on "
      "all ranks; FI_OFI_RXM_EAGER_LIMIT, too.",
      provider_into},
     {"CCL_SOCKET_IFNAME", "",

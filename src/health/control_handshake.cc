@@ -17,7 +17,8 @@ ConnectorResponse Handshake::respond_to(const Challenge& challenge,
 }
 
 void Handshake::check_confirmation(const AcceptorConfirmation& confirmation,
-                                   const RemoteProcess::Identity& self, const Bytes32& acceptor_id) {
+                                   const RemoteProcess::Identity& self,
+                                   const Bytes32& acceptor_id) {
   require(stage_ == Stage::awaits_confirmation, "the peer sent an unexpected confirmation");
   require(confirmation.id == acceptor_id, "another process listens on the peer's port");
   require(verify(secret_, challenge_, response_, confirmation.confirmation,

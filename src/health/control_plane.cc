@@ -21,7 +21,8 @@ using State = RemoteProcess::State;
 
 namespace {
 
-constexpr milliseconds kControlHeartbeatInterval{500};  // also the resolution of handshake deadlines
+/// Also the resolution of handshake deadlines.
+constexpr milliseconds kControlHeartbeatInterval{500};
 constexpr milliseconds kControlHandshakeTimeout{2000};
 constexpr milliseconds kControlFlushTimeout{1000};
 constexpr int kMaxUnauthenticated = 256;

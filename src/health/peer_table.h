@@ -20,7 +20,7 @@ struct RemotePeer final : RemoteProcess {
   using RemoteProcess::note_heard;
   using RemoteProcess::set_state;
 
-  std::string secret;  // for connections from this process
+  std::string secret;          // for connections from this process
   std::string queued_notices;  // encoded; they wait for the first authenticated connection
   /// Notices use the first one, so they stay in order.
   std::vector<Connection*> authenticated;

@@ -18,10 +18,10 @@
 namespace tccl {
 
 struct ProcessPage {
-  Bytes32 token;                    // random; proves that a mapping is the memory of the PeerInfo
+  Bytes32 token;                   // random; proves that a mapping is the memory of the PeerInfo
   pthread_mutex_t liveness_mutex;  // robust, held by the monitor thread
-  alignas(64) std::atomic<std::uint32_t> heartbeats;       // incremented every kLocalHeartbeatInterval
-  std::atomic<std::uint32_t> departed;                     // 1 after a clean close
+  alignas(64) std::atomic<std::uint32_t> heartbeats;  // incremented every kLocalHeartbeatInterval
+  std::atomic<std::uint32_t> departed;                // 1 after a clean close
   alignas(64) std::atomic<std::uint32_t> progress_signal;  // wakes the owner's progress thread
 };
 

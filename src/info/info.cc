@@ -28,7 +28,8 @@ std::vector<SettingValue> setting_values() {
 }
 
 std::vector<std::string> addresses_of_this_host() {
-  return own_addresses(/*store_host=*/"", parse_setting("CCL_SOCKET_IFNAME").interface_filter).usable;
+  return own_addresses(/*store_host=*/"", parse_setting("CCL_SOCKET_IFNAME").interface_filter)
+      .usable;
 }
 
 }  // namespace tccl

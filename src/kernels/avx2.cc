@@ -1,6 +1,6 @@
 // Kernels compiled for AVX2 and F16C.
-#include "kernels/copy_impl.h"
 #include "kernels/compress_impl.h"
+#include "kernels/copy_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {

@@ -1,6 +1,6 @@
 // Kernels compiled for AVX-512 F, BW, DQ and VL.
-#include "kernels/copy_impl.h"
 #include "kernels/compress_impl.h"
+#include "kernels/copy_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {

@@ -1,6 +1,6 @@
 // Kernels compiled for AVX-512 F, BW, DQ, VL and BF16.
-#include "kernels/copy_impl.h"
 #include "kernels/compress_impl.h"
+#include "kernels/copy_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {

@@ -1,6 +1,6 @@
 // Kernels compiled for the architecture's baseline instruction set.
-#include "kernels/copy_impl.h"
 #include "kernels/compress_impl.h"
+#include "kernels/copy_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {

@@ -1,10 +1,10 @@
-// The kernels behind compress.h, which describes the formats. Compiled once per instruction set; the
-// rules of reduce_impl.h apply.
+// The kernels behind compress.h, which describes the formats. Compiled once per instruction set;
+// the rules of reduce_impl.h apply.
 // Thread safety: functions without shared state.
 #pragma once
 
-#include "kernels/float_formats.h"
 #include "kernels/compress_kernels.h"
+#include "kernels/float_formats.h"
 #include "kernels/vectors.h"
 
 namespace tccl::kernels {

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "kernels/copy.h"
 #include "kernels/compress.h"
+#include "kernels/copy.h"
 #include "kernels/reduce.h"
 #include "kernels/variants.h"
 
@@ -82,14 +82,14 @@ void compress(void* to, const float* from, std::size_t count, WireFormat format)
   if (format == WireFormat::uncompressed) return copy(to, from, count * sizeof(float));
   const DefaultFloatMode float_mode;
   compression_kernel_for(format).compress(static_cast<unsigned char*>(to),
-                               reinterpret_cast<const unsigned char*>(from), count);
+                                          reinterpret_cast<const unsigned char*>(from), count);
 }
 
 void decompress(float* to, const void* from, std::size_t count, WireFormat format) {
   if (format == WireFormat::uncompressed) return copy(to, from, count * sizeof(float));
   const DefaultFloatMode float_mode;
   compression_kernel_for(format).decompress(reinterpret_cast<unsigned char*>(to),
-                                 static_cast<const unsigned char*>(from), count);
+                                            static_cast<const unsigned char*>(from), count);
 }
 
 }  // namespace tccl::kernels

@@ -59,9 +59,9 @@ AlgorithmSelector::AlgorithmSelector(const Settings& settings) {
   for (const Algorithm& row : algorithms())
     for (const Algorithm::Rule& rule : row.rules)
       rules(row.op).push_back({.algorithm = &row,
-                                 .from_bytes = rule.from_bytes,
-                                 .from_ranks = rule.from_ranks,
-                                 .float8_only = rule.float8_only});
+                               .from_bytes = rule.from_bytes,
+                               .from_ranks = rule.from_ranks,
+                               .float8_only = rule.float8_only});
   for (std::size_t i = 0; i < rules_.size(); ++i) {
     const auto op = static_cast<Op>(i);
     try {

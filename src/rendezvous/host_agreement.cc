@@ -48,11 +48,11 @@ Status status_of_current_exception(const RendezvousOptions& options) noexcept {
   } catch (const Error& error) {
     return failure_status(error);
   } catch (const std::exception& error) {
-    return failure_status(init_error(
-        options.group, Errc::aborted,
-        formatted("rank {} (host {}, pid {}) failed before the group was formed: {}", options.rank,
-                  host_name(), ::getpid(), error.what()),
-        {options.rank}));
+    return failure_status(
+        init_error(options.group, Errc::aborted,
+                   formatted("rank {} (host {}, pid {}) failed before the group was formed: {}",
+                             options.rank, host_name(), ::getpid(), error.what()),
+                   {options.rank}));
   } catch (...) {
     return failure_status(init_error(
         options.group, Errc::aborted,

@@ -36,7 +36,8 @@ Fd open_event() {
 
 }  // namespace
 
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> while_waiting) {
+StoreClient store_client_for(const RendezvousOptions& options,
+                             std::function<void()> while_waiting) {
   const Bytes32 digest = hmac_sha256(options.secret, "keys");
   return {*options.store, to_hex(std::span(digest).first(8)), options.deadline,
           std::move(while_waiting)};

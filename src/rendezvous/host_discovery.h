@@ -28,8 +28,8 @@ using HostCoordinators = std::vector<int>;
 /// has other keys.
 StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> while_waiting);
 
-/// Called by every rank: rank 0 gathers the rank that coordinates each rank's host and publishes the
-/// table. Waits for the ranks below this one in the tree of the gather.
+/// Called by every rank: rank 0 gathers the rank that coordinates each rank's host and publishes
+/// the table. Waits for the ranks below this one in the tree of the gather.
 void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,
                               int coordinator_rank);
 /// Called once, when the coordinators of all hosts have read the table.

@@ -90,11 +90,11 @@ void LocalClient::join(int memory_fd, int pid_fd) {
         error.ranks().empty() && (error.code() == Errc::peer_lost || error.code() == Errc::timeout);
     if (!socket_failed) throw;
     throw_pending_status(socket_.get());
-    const Error reason = incomplete_rank_error(
-        *options_,
-        formatted("rank {} (host {}), the coordinator of its host,", coordinator_rank_,
-                  host_name()),
-        coordinator_rank_, error);
+    const Error reason =
+        incomplete_rank_error(*options_,
+                              formatted("rank {} (host {}), the coordinator of its host,",
+                                        coordinator_rank_, host_name()),
+                              coordinator_rank_, error);
     // The other hosts wait for what the coordinator has not published.
     try_publish_failure(*options_, failure_status(reason));
     throw reason;
@@ -119,7 +119,8 @@ HostAddress LocalClient::receive_host_address() {
   StoreClient client = store_client_for(*options_, [&] {
     if (options_->check_interrupt) options_->check_interrupt();
     join_record.write_waiting();
-    if (wait_readable(socket_.get(), Clock::now())) throw_if_failure_received(socket_.get(), deadline_);
+    if (wait_readable(socket_.get(), Clock::now()))
+      throw_if_failure_received(socket_.get(), deadline_);
   });
   client.deadline = deadline_;
   gather_host_coordinators(client, *options_, coordinator_rank_);

@@ -52,7 +52,8 @@ void check_compatible(const std::string& group, const PeerInfo& own, const PeerI
   if (other.abi_version != own.abi_version)
     throw init_error(
         group, Errc::mismatch,
-        formatted("rank {} and {} run versions of this library that cannot communicate", own.rank, describe(other)),
+        formatted("rank {} and {} run versions of this library that cannot communicate", own.rank,
+                  describe(other)),
         {own.rank, other.rank});
   c.check_equal("the size of the group", own.size, other.size);
   c.check_equal("the first sequence number", own.first_sequence, other.first_sequence);

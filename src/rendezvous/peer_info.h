@@ -35,7 +35,8 @@ struct PeerInfo {
   std::uint16_t endpoint_name_bytes = 0;
   char control_address[64] = {};
   char provider[32] = {};
-  char rxm_eager_limit[16] = {};  // FI_OFI_RXM_EAGER_LIMIT; libfabric refuses peers with another one
+  /// FI_OFI_RXM_EAGER_LIMIT; libfabric refuses peers with another one.
+  char rxm_eager_limit[16] = {};
   unsigned char endpoint_name[128] = {};
 };
 

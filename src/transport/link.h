@@ -8,8 +8,8 @@
 //   credit   no payload; only returns credit
 //
 // Eager flow control by credit, which is counted in bytes: an eager message takes credit of its
-// sender. The receiver returns the credit when a receive matches the message. A sender without enough credit sends an rts
-// instead.
+// sender. The receiver returns the credit when a receive matches the message. A sender without
+// enough credit sends an rts instead.
 //
 // Thread safety: the caller holds the lock of its P2p object.
 #pragma once

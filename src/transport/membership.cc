@@ -39,7 +39,7 @@ struct SentCounts {
 }  // namespace
 
 Membership::Membership(std::shared_ptr<LocalMembership> local, HostMap host_map, const Peers& peers,
-                 ControlPlane* control)
+                       ControlPlane* control)
     : local_(std::move(local)),
       group_uid_(local_->group_uid()),
       host_map_(std::move(host_map)),
@@ -120,7 +120,8 @@ void Membership::propagate_failure() noexcept {
 }
 
 void Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
-  control_->send_notice(to.process, {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
+  control_->send_notice(to.process,
+                        {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
 }
 
 void Membership::send_failed(RemoteState& to) const noexcept {
@@ -134,7 +135,8 @@ void Membership::subscribe_first(int rank) {
   send_notice(other, GroupNotice::subscribe, {});
 }
 
-bool Membership::cannot_arrive(int rank, TrafficKind traffic, std::uint64_t message_number) const noexcept {
+bool Membership::cannot_arrive(int rank, TrafficKind traffic,
+                               std::uint64_t message_number) const noexcept {
   RemoteState& other = remote(rank);
   const bool process_departed = other.process->state() == RemoteProcess::State::departed;
   // acquire: pairs with handle_departed()

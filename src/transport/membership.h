@@ -1,8 +1,8 @@
-// Membership: what one rank knows about all ranks of its group, on this host and on others: who they
-// are, whether they are alive, and how a failure of the group reaches all of them.
+// Membership: what one rank knows about all ranks of its group, on this host and on others: who
+// they are, whether they are alive, and how a failure of the group reaches all of them.
 //
-// On this host LocalMembership (shared memory) answers. Between hosts, processes send notices over the
-// control connections:
+// On this host LocalMembership (shared memory) answers. Between hosts, processes send notices over
+// the control connections:
 //   subscribe this rank will exchange messages with that rank and needs its notices
 //   failed    the group has failed, and why
 //   departed  this rank has left the group, and how many messages it had sent
@@ -39,7 +39,7 @@ class Membership {
 
   /// `peers` and `control` are needed only for a group over several hosts.
   Membership(std::shared_ptr<LocalMembership> local, HostMap host_map, const Peers& peers,
-          ControlPlane* control);
+             ControlPlane* control);
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return host_map_.ranks(); }
@@ -104,10 +104,11 @@ class Membership {
   };
   struct RemoteState {
     std::shared_ptr<RemoteProcess> process;
-    std::atomic<bool> subscribed{false};  // both ways; set under mutex_; relaxed: read as a hint without it
-    Counters sent;                          // relaxed: read by this process only
-    Counters sent_before_departure;         // published by `departed`
-    std::atomic<bool> departed{false};      // handle_departed() releases; see state_of()
+    /// Both ways. Set under mutex_; relaxed: read as a hint without it.
+    std::atomic<bool> subscribed{false};
+    Counters sent;                      // relaxed: read by this process only
+    Counters sent_before_departure;     // published by `departed`
+    std::atomic<bool> departed{false};  // handle_departed() releases; see state_of()
   };
   [[nodiscard]] RemoteState& remote(int rank) const {
     return *remotes_[static_cast<std::size_t>(rank)];
@@ -129,7 +130,7 @@ class Membership {
   int rank_;
   std::vector<std::unique_ptr<RemoteState>> remotes_;
   ControlPlane* control_;
-  mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::subscribed
+  mutable std::mutex mutex_;      // guards what follows, and the setting of RemoteState::subscribed
   bool failure_is_sent_ = false;  // to all subscribed ranks
   bool has_departed_ = false;
   Notice departure_notice_;  // valid once has_departed_

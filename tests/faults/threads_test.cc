@@ -87,11 +87,11 @@ TEST(Sequences, RunBesideOtherOperationsOfTheGroup) {
       float c = 3;
       const Work sequence =
           comm->start(tccl::OperationList{"two sums", 2,
-                                              [&](const tccl::OperationList::Run& run) {
-                                                run(sum(&a));
-                                                b *= a;
-                                                run(sum(&b));
-                                              }},
+                                          [&](const tccl::OperationList::Run& run) {
+                                            run(sum(&a));
+                                            b *= a;
+                                            run(sum(&b));
+                                          }},
                       {});
       const Work plain = comm->start(sum(&c));
       (rank == round % 2 ? plain : sequence)->wait();

@@ -223,19 +223,22 @@ class Buffer {
   Bytes bytes_;
 };
 
-const kernels::CompressionKernel& compression_kernel_for(const kernels::Variant& variant, WireFormat format) {
-  return format == WireFormat::int8 ? variant.compression_kernels->int8 : variant.compression_kernels->bfloat16;
+const kernels::CompressionKernel& compression_kernel_for(const kernels::Variant& variant,
+                                                         WireFormat format) {
+  return format == WireFormat::int8 ? variant.compression_kernels->int8
+                                    : variant.compression_kernels->bfloat16;
 }
 
 Bytes compressed_by(const kernels::Variant& variant, const Values& values, WireFormat format) {
-  Buffer from(values.data(), 4 * values.size()), to(kernels::compressed_bytes(format, values.size()));
+  Buffer from(values.data(), 4 * values.size()),
+      to(kernels::compressed_bytes(format, values.size()));
   compression_kernel_for(variant, format).compress(to.data(), from.data(), values.size());
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
 
 Bytes decompressed_by(const kernels::Variant& variant, const Bytes& compressed, std::size_t count,
-                  WireFormat format) {
+                      WireFormat format) {
   Buffer from(compressed.data(), compressed.size()), to(4 * count);
   compression_kernel_for(variant, format).decompress(to.data(), from.data(), count);
   EXPECT_TRUE(to.margins_intact());
@@ -293,7 +296,8 @@ TEST_P(Compression, HasTheSameBytesInEveryVariant) {
     for (const kernels::Variant& variant : kernels::variants()) {
       if (!variant.usable()) continue;
       EXPECT_EQ(compressed_by(variant, values, format()), compressed) << variant.name;
-      EXPECT_EQ(decompressed_by(variant, compressed, values.size(), format()), decompressed) << variant.name;
+      EXPECT_EQ(decompressed_by(variant, compressed, values.size(), format()), decompressed)
+          << variant.name;
     }
   });
 }
@@ -312,8 +316,8 @@ TEST_P(Compression, CanBeSplitBetweenBlocks) {
   const Bytes compressed = compress(values, format());
   for (std::size_t begin = 0; begin < kCount; begin += kernels::kCompressionBlock) {
     Values part(kCount - begin);
-    kernels::decompress(part.data(), &compressed[kernels::compressed_bytes(format(), begin)], part.size(),
-                    format());
+    kernels::decompress(part.data(), &compressed[kernels::compressed_bytes(format(), begin)],
+                        part.size(), format());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<long>(begin)))
         << begin;
   }
@@ -382,7 +386,8 @@ double int8_bound(const float* block, std::size_t count) {
 }
 
 void expect_int8_within_bound(const Values& values) {
-  const Values result = decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
+  const Values result =
+      decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
   double bound = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (i % 128 == 0) bound = int8_bound(&values[i], std::min<std::size_t>(128, values.size() - i));
@@ -420,7 +425,8 @@ TEST(PackedInt8, ANonFiniteElementMakesOnlyItsBlockNan) {
     for (const std::size_t at : {128, 200, 255}) {
       Values values(3 * 128, 1.0f);
       values[at] = special;
-      const Values result = decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
+      const Values result =
+          decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
       for (std::size_t i = 0; i < values.size(); ++i) {
         if (i / 128 == 1) {
           ASSERT_TRUE(std::isnan(result[i])) << i;

@@ -244,10 +244,9 @@ TEST_F(MissingRanks, NeverJoined) {
   EXPECT_EQ(text(3, {0}),
             "init of group world timed out after 1.5 s: rank 1 never joined; ranks 0,2 waited "
             "for it");
-  EXPECT_EQ(
-      text(4, {0}),
-      "init of group world timed out after 1.5 s: ranks 1,3 never joined; ranks 0,2 waited "
-      "for them");
+  EXPECT_EQ(text(4, {0}),
+            "init of group world timed out after 1.5 s: ranks 1,3 never joined; ranks 0,2 waited "
+            "for them");
 }
 
 TEST_F(MissingRanks, JoinedButNeverCompleted) {

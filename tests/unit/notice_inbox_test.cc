@@ -53,7 +53,7 @@ class NoticeInboxTest : public ::testing::Test {
   std::shared_ptr<Membership> make_group(std::uint64_t uid) {
     const std::array<int, 2> hosts{0, 1};
     return std::make_shared<Membership>(std::make_shared<OneLocalRank>(uid), HostMap(hosts),
-                                     Membership::Peers{nullptr, remote}, /*control=*/nullptr);
+                                        Membership::Peers{nullptr, remote}, /*control=*/nullptr);
   }
   static Notice departed_notice(std::uint64_t group) {
     return {group, static_cast<std::uint32_t>(GroupNotice::departed), {}};
@@ -94,7 +94,8 @@ TEST_F(NoticeInboxTest, DropsTheOldestEarlyNoticeBeyondTheLimit) {
   for (const std::uint64_t group : {1, 2, 3}) {
     const auto membership = make_group(group);
     inbox.add_group(membership);
-    EXPECT_EQ(membership->state_of(1), group == 1 ? PeerState::alive : PeerState::departed) << group;
+    EXPECT_EQ(membership->state_of(1), group == 1 ? PeerState::alive : PeerState::departed)
+        << group;
   }
 }
 

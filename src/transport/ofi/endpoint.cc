@@ -143,7 +143,8 @@ void Endpoint::stop_counting(Request& request) noexcept {
 }
 
 void Endpoint::uncount(Request& request) noexcept {
-  if (std::exchange(request.is_counted_, false)) in_flight_sends_.fetch_sub(1, std::memory_order_relaxed);
+  if (std::exchange(request.is_counted_, false))
+    in_flight_sends_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 bool Endpoint::receive(fi_addr_t peer, std::uint64_t tag, std::span<std::byte> data,

@@ -73,8 +73,7 @@ class Endpoint {
   fi_addr_t add_peer(const RawAddress& address);
 
   /// Returns false if the queue is full (FI_EAGAIN): call progress() and try again.
-  bool send(fi_addr_t peer, std::uint64_t tag, std::span<const std::byte> data,
-            Request& request);
+  bool send(fi_addr_t peer, std::uint64_t tag, std::span<const std::byte> data, Request& request);
   /// `ignored_tag_bits`: tag bits that need not match.
   bool receive(fi_addr_t peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
                std::uint64_t ignored_tag_bits = 0);
@@ -115,7 +114,7 @@ class Endpoint {
   std::size_t complete_failed();
   void uncount(Request& request) noexcept;
 
-  std::mutex mutex_;  // guards the libfabric objects: FI_THREAD_DOMAIN
+  std::mutex mutex_;                             // guards the libfabric objects: FI_THREAD_DOMAIN
   std::atomic<std::size_t> in_flight_sends_{0};  // relaxed: a counter
   std::string provider_;
   RawAddress address_;

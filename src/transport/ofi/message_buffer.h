@@ -8,8 +8,8 @@
 //   endpoint.send(peer, tag, buffer->first(bytes), buffer->request_to(rank));
 //   buffer.reset();   // sent later; then the pool reuses the memory
 //
-// Thread safety: the methods of BufferPool may be called from any thread. A MessageBuffer is used by
-// one thread at a time.
+// Thread safety: the methods of BufferPool may be called from any thread. A MessageBuffer is used
+// by one thread at a time.
 #pragma once
 
 #include <atomic>

@@ -9,8 +9,8 @@
 namespace tccl::ofi {
 namespace {
 
-/// Upper bound for flushing sends in flight in close(). A live peer receives them in milliseconds, so
-/// after this time the receiver has died or is stopped.
+/// Upper bound for flushing sends in flight in close(). A live peer receives them in milliseconds,
+/// so after this time the receiver has died or is stopped.
 constexpr std::chrono::milliseconds kEndpointFlushTimeout{2000};
 
 /// Receives posted for point-to-point cells: enough that cells rarely arrive unexpected.
@@ -29,8 +29,7 @@ std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::str
       problem = error.what();
     }
   }
-  throw Error(Errc::system,
-              formatted("{} ({})", no_free_port_text(address, ports), problem));
+  throw Error(Errc::system, formatted("{} ({})", no_free_port_text(address, ports), problem));
 }
 
 }  // namespace

@@ -46,8 +46,7 @@ void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<co
         tag_of(address(rank).group_tag, TrafficKind::collective, counts(rank).sent);
     wait(rank, std::nullopt, [&] {
       return try_post(rank, "sending to", [&] {
-        return network_.endpoint().send(address(rank).fi_addr, tag, buffer->first(bytes),
-                                        request);
+        return network_.endpoint().send(address(rank).fi_addr, tag, buffer->first(bytes), request);
       });
     });
     ++counts(rank).sent;
@@ -147,7 +146,8 @@ void OfiChannel::throw_send_or_receive_error(int rank, const char* what,
               formatted("{}: {} {}: {}", operation(), what, membership_.who(rank), reason), {rank});
 }
 
-void OfiChannel::wait(int rank, std::optional<std::uint64_t> message_number, FunctionRef<bool()> ready) {
+void OfiChannel::wait(int rank, std::optional<std::uint64_t> message_number,
+                      FunctionRef<bool()> ready) {
   const auto poll = [&] {
     if (ready()) return true;
     network_.progress();
@@ -198,7 +198,8 @@ std::string OfiChannel::operation() const {
 }
 
 void OfiChannel::close(Deadline deadline) noexcept {
-  sends_in_flight_.close(network_, membership_, deadline, [] { return true; });  // nothing is queued
+  sends_in_flight_.close(network_, membership_, deadline,
+                         [] { return true; });  // nothing is queued
 }
 
 }  // namespace tccl::ofi

@@ -90,7 +90,7 @@ class OfiLink final : public Link {
 
   [[nodiscard]] bool is_drained() const override {
     return p2p_.membership_.cannot_arrive(rank_, TrafficKind::point_to_point,
-                                       p2p_.incoming_[static_cast<std::size_t>(rank_)].next);
+                                          p2p_.incoming_[static_cast<std::size_t>(rank_)].next);
   }
   void return_credit(std::uint64_t bytes) override { credit_ += bytes; }
   [[nodiscard]] std::uint64_t returned_credit() const override { return received_credit_; }
@@ -175,12 +175,14 @@ void OfiP2p::add_arrived(const std::shared_ptr<MessageBuffer>& buffer) {
   Envelope envelope;
   std::memcpy(&envelope, buffer->header(), sizeof envelope);
   const int source = envelope.address.source;
-  const bool is_remote = source >= 0 && source < membership_.size() && !membership_.is_local(source);
+  const bool is_remote =
+      source >= 0 && source < membership_.size() && !membership_.is_local(source);
   if (!is_remote || envelope.address.group_uid != membership_.group_uid() ||
       envelope.cell.payload_bytes != buffer->incoming().bytes() - MessageBuffer::kHeaderBytes)
     return;
   Incoming& from = incoming_[static_cast<std::size_t>(source)];
-  if (envelope.cell_number - from.next < kMaxReorderDistance) from.arrived_cells[envelope.cell_number] = buffer;
+  if (envelope.cell_number - from.next < kMaxReorderDistance)
+    from.arrived_cells[envelope.cell_number] = buffer;
 }
 
 void OfiP2p::close(Deadline deadline) noexcept {

@@ -47,7 +47,7 @@ std::optional<SendsInFlight::SendError> SendsInFlight::remove_completed_in_order
 }
 
 void SendsInFlight::close(Network& network, const Membership& membership, Deadline deadline,
-                         FunctionRef<bool()> send_queued) noexcept {
+                          FunctionRef<bool()> send_queued) noexcept {
   try {
     while ((!send_queued() || !empty()) && !membership.failed() && Clock::now() < deadline) {
       network.progress();

@@ -43,7 +43,8 @@ LocalGroup::~LocalGroup() {
 
 void LocalGroup::set_members(std::vector<LocalMember> members, std::vector<int> global_ranks,
                              int global_rank) {
-  local_rank_ = static_cast<int>(std::ranges::find(global_ranks, global_rank) - global_ranks.begin());
+  local_rank_ =
+      static_cast<int>(std::ranges::find(global_ranks, global_rank) - global_ranks.begin());
   members_ = std::move(members);
   global_ranks_ = std::move(global_ranks);
 }
@@ -57,8 +58,7 @@ PeerState LocalGroup::state_of(int local_rank) const noexcept {
   // Check for departure first: a process that exited cleanly has released its mutex. The loads pair
   // with LocalGroup() and try_free() (group_uid) and with close() (departed).
   if (other.group_uid.load(std::memory_order_acquire) != identity_.group_uid ||
-      other.departed.load(std::memory_order_acquire) != 0 ||
-      process(local_rank).has_departed())
+      other.departed.load(std::memory_order_acquire) != 0 || process(local_rank).has_departed())
     return PeerState::departed;
   return process(local_rank).died() ? PeerState::died : PeerState::alive;
 }
@@ -91,13 +91,15 @@ Error LocalGroup::failure_of(int local_rank) const {
 
 Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) const {
   if (state_of(local_rank) == PeerState::died)
-    return {
-        Errc::peer_lost, formatted("{} died during {}", who(local_rank), operation), {global_rank(local_rank)}};
+    return {Errc::peer_lost,
+            formatted("{} died during {}", who(local_rank), operation),
+            {global_rank(local_rank)}};
   // It may have departed because the group failed, before the failing rank could mark our region.
   if (is_marked_failed(local_rank)) return failure_of(local_rank);
-  return {Errc::peer_lost,
-          formatted("{} left group {}, but {} needs it", who(local_rank), identity_.name, operation),
-          {global_rank(local_rank)}};
+  return {
+      Errc::peer_lost,
+      formatted("{} left group {}, but {} needs it", who(local_rank), identity_.name, operation),
+      {global_rank(local_rank)}};
 }
 
 Error LocalGroup::fail(const Error& reason) noexcept {
@@ -134,7 +136,8 @@ void LocalGroup::close() noexcept {
   doorbell_fence();
   // The loads of group_uid pair with LocalGroup() and try_free().
   for (int local_rank = 0; local_rank < size(); ++local_rank) {
-    if (region(local_rank).group_uid.load(std::memory_order_acquire) != identity_.group_uid) continue;
+    if (region(local_rank).group_uid.load(std::memory_order_acquire) != identity_.group_uid)
+      continue;
     region(local_rank).collective_doorbell.notify_if_sleeping();
     region(local_rank).p2p_doorbell.notify_if_sleeping();
   }

@@ -48,25 +48,32 @@ class LocalGroup final : public LocalMembership {
   LocalGroup(const LocalGroup&) = delete;
   LocalGroup& operator=(const LocalGroup&) = delete;
   /// `global_ranks` by local rank; `global_rank` is this rank's.
-  void set_members(std::vector<LocalMember> members, std::vector<int> global_ranks, int global_rank);
+  void set_members(std::vector<LocalMember> members, std::vector<int> global_ranks,
+                   int global_rank);
 
   [[nodiscard]] const GroupIdentity& identity() const noexcept { return identity_; }
   [[nodiscard]] const std::string& group_name() const noexcept override { return identity_.name; }
   [[nodiscard]] std::uint64_t group_uid() const noexcept override { return identity_.group_uid; }
   [[nodiscard]] int local_rank() const noexcept override { return local_rank_; }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
-  [[nodiscard]] int global_rank(int local_rank) const override { return global_ranks_[index(local_rank)]; }
+  [[nodiscard]] int global_rank(int local_rank) const override {
+    return global_ranks_[index(local_rank)];
+  }
   [[nodiscard]] const RegionLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] std::size_t region_offset() const noexcept { return allocations_.front().offset; }
 
   [[nodiscard]] RegionHeader& mine() const noexcept { return *mine_; }
-  [[nodiscard]] RegionHeader& region(int local_rank) const { return *members_[index(local_rank)].region; }
+  [[nodiscard]] RegionHeader& region(int local_rank) const {
+    return *members_[index(local_rank)].region;
+  }
   [[nodiscard]] std::byte* body(int local_rank) const { return members_[index(local_rank)].body; }
   /// What `owner`'s region holds about point-to-point traffic with `other`.
   [[nodiscard]] PeerCounters& peer_counters(int owner, int other) const {
     return reinterpret_cast<PeerCounters*>(body(owner))[other];
   }
-  [[nodiscard]] LocalProcess& process(int local_rank) const { return *members_[index(local_rank)].process; }
+  [[nodiscard]] LocalProcess& process(int local_rank) const {
+    return *members_[index(local_rank)].process;
+  }
   [[nodiscard]] const std::shared_ptr<LocalProcess>& process_handle(int local_rank) const {
     return members_[index(local_rank)].process;
   }

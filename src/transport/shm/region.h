@@ -1,6 +1,6 @@
-// The region of one rank in a group: its part of the group in its own shared memory, which the ranks
-// of its host map. A header page (RegionHeader), and a body with one PeerCounters per peer and the
-// slots (RegionLayout).
+// The region of one rank in a group: its part of the group in its own shared memory, which the
+// ranks of its host map. A header page (RegionHeader), and a body with one PeerCounters per peer
+// and the slots (RegionLayout).
 //
 // Only the owner writes here, except atomic words: peers notify the two doorbells and mark the
 // region as failed. A region is freed only when every peer has departed or died
@@ -56,7 +56,8 @@ static_assert(sizeof(StepHeader) == 64);
 
 /// Where the thread that runs the owner's collectives sleeps.
 struct CollectiveDoorbell : Doorbell {
-  std::atomic<std::uint32_t> awaits;  // 1 + the rank whose step it waits for: only that rank notifies
+  std::atomic<std::uint32_t>
+      awaits;  // 1 + the rank whose step it waits for: only that rank notifies
 };
 
 /// What a rank keeps per peer for point-to-point traffic.
@@ -70,7 +71,7 @@ struct alignas(64) PeerCounters {
 struct RegionHeader {
   alignas(64) std::atomic<std::uint64_t> group_uid;  // any other value: the owner has departed
   std::uint64_t body_offset;                         // in the owner's shared memory
-  std::atomic<std::uint32_t> departed;   // 1: the owner has left the group cleanly
+  std::atomic<std::uint32_t> departed;               // 1: the owner has left the group cleanly
   std::atomic<std::uint32_t> failed_by;  // 1 + the rank whose failure record holds the reason
   StepHeader step_headers[kSlots];       // the owner's last steps; global step i at i % kSlots
   alignas(64) std::atomic<std::uint64_t> acknowledged;  // in-place reads before this step are done

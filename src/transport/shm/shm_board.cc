@@ -9,8 +9,8 @@
 namespace tccl::shm {
 namespace {
 
-/// Added to the deadline of waits on the host, so that the rank that waits for the network times out
-/// first: its error names the rank at fault.
+/// Added to the deadline of waits on the host, so that the rank that waits for the network times
+/// out first: its error names the rank at fault.
 constexpr std::chrono::milliseconds kGraceForOtherHosts{1000};
 
 }  // namespace
@@ -139,7 +139,8 @@ void ShmBoard::post() {
 void ShmBoard::notify_if_awaited(int peer) {
   CollectiveDoorbell& doorbell = group_.region(peer).collective_doorbell;
   // Relaxed: the caller's doorbell_fence() pairs with the fence of sleep_until_arrived().
-  if (doorbell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(local_rank()) + 1)
+  if (doorbell.awaits.load(std::memory_order_relaxed) ==
+      static_cast<std::uint32_t>(local_rank()) + 1)
     doorbell.notify();
 }
 

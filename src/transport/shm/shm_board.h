@@ -15,8 +15,8 @@
 #include "base/function_ref.h"
 #include "health/heartbeat_watcher.h"
 #include "transport/board.h"
-#include "transport/shm/tensor_heap.h"
 #include "transport/shm/local_group.h"
+#include "transport/shm/tensor_heap.h"
 
 namespace tccl::shm {
 
@@ -79,7 +79,7 @@ class ShmBoard final : public Board {
   struct PeerView {
     bool published_to = false;  // in this operation
     bool read_from = false;
-    std::uint32_t matched = 0;  // sequence number up to which the logs were compared
+    std::uint32_t matched = 0;     // sequence number up to which the logs were compared
     GlobalStep arrived_steps = 0;  // steps before this one have arrived with a matching digest
   };
 

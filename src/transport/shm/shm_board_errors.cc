@@ -47,7 +47,7 @@ std::string ShmBoard::ranks_in_operation() const {
   std::vector<int> in_operation;
   for (int other = 0; other < size(); ++other)
     if (other == local_rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
-                            group_.state_of(other) == PeerState::alive))
+                                  group_.state_of(other) == PeerState::alive))
       in_operation.push_back(group_.global_rank(other));
   return formatted("rank{} {} had begun the operation", in_operation.size() == 1 ? "" : "s",
                    joined(in_operation));

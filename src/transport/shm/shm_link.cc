@@ -46,7 +46,7 @@ bool ShmLink::take(Take each) {
     each(header, cell + sizeof header);
   }
   mine().cells_taken.store(taken_, std::memory_order_release);  // pairs with has_room()
-  wake_peer();  // it may wait for room in its ring
+  wake_peer();                                                  // it may wait for room in its ring
   return true;
 }
 

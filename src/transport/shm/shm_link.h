@@ -19,16 +19,20 @@ class ShmLink final : public Link {
   void wake_peer() override;
   void wake_progress_thread() override { group_.process(peer_).wake_progress_thread(); }
   bool take(Take each) override;
-  /// Never asked: P2pFailureDetector::state_of() asks about ranks of other hosts only. advance() has
-  /// taken the cells of a local rank before failures are checked.
+  /// Never asked: P2pFailureDetector::state_of() asks about ranks of other hosts only. advance()
+  /// has taken the cells of a local rank before failures are checked.
   [[nodiscard]] bool is_drained() const override { return true; }
   void return_credit(std::uint64_t bytes) override;
   [[nodiscard]] std::uint64_t returned_credit() const override;
 
  private:
   void open_ring();
-  [[nodiscard]] PeerCounters& mine() const { return group_.peer_counters(group_.local_rank(), peer_); }
-  [[nodiscard]] PeerCounters& theirs() const { return group_.peer_counters(peer_, group_.local_rank()); }
+  [[nodiscard]] PeerCounters& mine() const {
+    return group_.peer_counters(group_.local_rank(), peer_);
+  }
+  [[nodiscard]] PeerCounters& theirs() const {
+    return group_.peer_counters(peer_, group_.local_rank());
+  }
 
   LocalGroup& group_;
   int peer_;

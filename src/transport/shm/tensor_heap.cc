@@ -116,7 +116,8 @@ bool TensorHeap::free_except_unshared(const Allocation& block) {
   return true;
 }
 
-std::shared_ptr<TensorHeap::UnsharedRange> TensorHeap::unshared_in(std::size_t begin, std::size_t end) const {
+std::shared_ptr<TensorHeap::UnsharedRange> TensorHeap::unshared_in(std::size_t begin,
+                                                                   std::size_t end) const {
   const auto next = unshared_.lower_bound(end);
   if (next == unshared_.begin()) return nullptr;
   const auto& before = std::prev(next)->second;

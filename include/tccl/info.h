@@ -1,5 +1,6 @@
 // What the library is configured to do in this process: kernels, algorithms, settings, addresses.
-// Implemented by src/info/info.cc. Thread safety: every function may be called from any thread.
+// Implemented by src/info/info.cc.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <cstddef>

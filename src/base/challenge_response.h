@@ -11,7 +11,8 @@
 // A proof covers the prover's role, both nonces and the binding data (`data`), so it can be neither
 // replayed on another connection nor reflected to its sender. The binding data is what both sides
 // must agree on besides the secret: the protocol's name, the identities. The structs are sent as
-// bytes. Thread safety: functions without shared state.
+// bytes.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <string_view>

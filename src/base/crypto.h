@@ -1,4 +1,5 @@
-// Random bytes, HMAC-SHA256 and hexadecimal text. Thread safety: functions without shared state.
+// Random bytes, HMAC-SHA256 and hexadecimal text.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
 // ContextImpl: the implementation of tccl::Context. It owns what a process has once: the shared
 // memory arena, the worker, pool, progress and monitor threads, the network, and the peers known so
-// far. Thread safety: every method may be called from any thread.
+// far.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
 // Validation of an operation's arguments, before anything is sent and before the operation takes a
-// sequence number. Thread safety: pure functions.
+// sequence number.
+// Thread safety: pure functions.
 #pragma once
 
 #include <string>

@@ -1,5 +1,6 @@
 // WorkState: the state of a started operation: completion, error, callbacks and waiting. The base
-// of CollectiveWork and P2pWork. See include/tccl/work.h for the contract. Thread safety: every
+// of CollectiveWork and P2pWork. See include/tccl/work.h for the contract.
+// Thread safety: every
 // method may be called from any thread; complete() once.
 #pragma once
 

@@ -1,6 +1,7 @@
 // OpRecord: the description of one collective that ranks compare before they touch each other's
 // data. Two ranks that call different operations get an error that names both calls, never wrong
-// data or a hang. Thread safety: plain values and pure functions.
+// data or a hang.
+// Thread safety: plain values and pure functions.
 #pragma once
 
 #include <cstdint>

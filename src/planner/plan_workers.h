@@ -1,5 +1,6 @@
 // How many worker threads a rank has, and on which CPUs: from CCL_WORKER_COUNT,
-// CCL_WORKER_AFFINITY and the CPUs that the rank may use. Thread safety: pure functions.
+// CCL_WORKER_AFFINITY and the CPUs that the rank may use.
+// Thread safety: pure functions.
 #pragma once
 
 #include <string>

@@ -1,6 +1,7 @@
 // The record that each rank leaves in the store under "rank/<r>" while a group is formed: its host,
 // its pid, and whether it waits for the others. Error messages name the processes that it
-// describes. Thread safety: functions without shared state.
+// describes.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <string>

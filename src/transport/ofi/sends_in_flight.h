@@ -1,6 +1,7 @@
 // Messages in flight: libfabric has accepted them and has not completed their sends. (Queued: it
 // has not accepted them yet.) Collectives and point-to-point traffic of a group each have one such
-// list. Thread safety: one thread at a time.
+// list.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <deque>

@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(All, DoorbellScope,
 TEST(Doorbell, IsNotRungWithoutASleeper) {
   Doorbell doorbell;
   doorbell.notify_if_sleeping();
-  EXPECT_EQ(doorbell.rings.load(), 0U);
+  EXPECT_EQ(doorbell.notifications.load(), 0U);
 }
 
 }  // namespace

@@ -119,18 +119,23 @@ std::shared_ptr<Work> CommunicatorImpl::start(OperationList list, CallOptions op
   return queue_->start(list, std::move(options));
 }
 
-/// If an interrupt ends the wait before the operation is complete, this fails the group: when run()
-/// returns, no thread may access the caller's memory any more.
+/// If an interrupt or an error ends the wait before the operation is complete, this fails the
+/// group: when run() returns, no thread may access the caller's memory any more.
 void CommunicatorImpl::wait_or_withdraw(const std::shared_ptr<Work>& work) {
   std::exception_ptr problem;
+  std::string what = "was interrupted";
   try {
     return work->wait();
+  } catch (const Error& error) {
+    if (work->done() || work->cancel()) throw;
+    problem = std::current_exception();
+    what = formatted("failed: {}", error.what());
   } catch (...) {
     if (work->done() || work->cancel()) throw;
     problem = std::current_exception();
   }
-  const Error reason = membership_.fail(Error(
-      Errc::aborted, formatted("rank {} of group {} was interrupted", rank_, name()), {rank_}));
+  const Error reason = membership_.fail(
+      Error(Errc::aborted, formatted("rank {} of group {} {}", rank_, name(), what), {rank_}));
   if (!queue_->withdraw(*work, reason))
     while (!work->done()) std::this_thread::sleep_for(Milliseconds(1));
   std::rethrow_exception(problem);

@@ -1,5 +1,8 @@
 #include "communicator/executor.h"
 
+#include <exception>
+#include <utility>
+
 #include "base/format.h"
 #include "communicator/validate.h"
 #include "operation/op_traits.h"
@@ -21,7 +24,7 @@ Executor::Executor(ContextImpl& context, const GroupParts& parts)
       membership_(*parts.membership),
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
-      board_(group_, context.heap(), algorithm_name, context.check_interrupt(), context.backoff()) {
+      board_(group_, context.heap(), algorithm_name, interrupt_check(), context.backoff()) {
   if (membership_.over_several_hosts()) make_channel(parts);
 }
 
@@ -30,7 +33,7 @@ void Executor::make_channel(const GroupParts& parts) {
   channel_ = std::make_unique<ofi::OfiChannel>(
       network, membership_,
       ofi::OfiChannel::Options{parts.addresses, parts.group_tag, &log_, algorithm_name,
-                               context_.check_interrupt()});
+                               interrupt_check()});
   board_.set_progress_network([&network] { network.progress(); });
 }
 
@@ -65,21 +68,39 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
     const Error reason = membership_.fail(error);
     board_.fail();
     throw reason;
-  } catch (const std::exception& error) {
-    membership_.fail(Error(
-        Errc::aborted,
-        formatted("rank {} failed in {}: {}", membership_.rank(), board_.operation(), error.what()),
-        {membership_.rank()}));
-    board_.fail();
-    throw;
   } catch (...) {
-    membership_.fail(
-        Error(Errc::aborted,
-              formatted("rank {} was interrupted in {}", membership_.rank(), board_.operation()),
-              {membership_.rank()}));
-    board_.fail();
+    fail_by_current_exception();
     throw;
   }
+}
+
+std::function<void()> Executor::interrupt_check() {
+  if (!context_.check_interrupt()) return {};
+  return [this] {
+    try {
+      context_.check_interrupt()();
+    } catch (...) {
+      interrupted_ = true;
+      throw;
+    }
+  };
+}
+
+/// For an exception that is not an Error: an interrupt, or such as std::bad_alloc.
+void Executor::fail_by_current_exception() {
+  std::string what = formatted("was interrupted in {}", board_.operation());
+  if (!std::exchange(interrupted_, false)) {
+    try {
+      throw;
+    } catch (const std::exception& error) {
+      what = formatted("failed in {}: {}", board_.operation(), error.what());
+    } catch (...) {
+      what = formatted("failed in {}", board_.operation());
+    }
+  }
+  membership_.fail(Error(Errc::aborted, formatted("rank {} {}", membership_.rank(), what),
+                         {membership_.rank()}));
+  board_.fail();
 }
 
 void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record,

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -44,6 +45,9 @@ class Executor {
   /// Assigns the sequence number and the digest, and appends the record to the log.
   void number_and_record(OpRecord& record);
   void make_channel(const GroupParts& parts);
+  /// Context::Options::check_interrupt; if that throws, sets interrupted_.
+  std::function<void()> interrupt_check();
+  void fail_by_current_exception();
 
   ContextImpl& context_;
   shm::LocalGroup& group_;
@@ -51,6 +55,7 @@ class Executor {
   OperationLog& log_;         // in this rank's region
   std::uint32_t sequence_;    // of the last operation
   std::uint64_t digest_ = 0;  // after the last operation
+  bool interrupted_ = false;  // an interrupt ends the current operation
   shm::ShmBoard board_;
   std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts
 };

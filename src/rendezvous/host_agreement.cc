@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
+#include <system_error>
 
 #include "base/format.h"
 #include "rendezvous/host_discovery.h"
@@ -43,22 +45,22 @@ std::string_view name_of(Round round) {
 }
 
 Status status_of_current_exception(const RendezvousOptions& options) noexcept {
+  const auto status_of_this_rank = [&](const std::string& what) {
+    return failure_status(init_error(
+        options.group, Errc::aborted,
+        formatted("rank {} (host {}, pid {}) {}", options.rank, host_name(), ::getpid(), what),
+        {options.rank}));
+  };
   try {
     throw;
   } catch (const Error& error) {
     return failure_status(error);
-  } catch (const std::exception& error) {
-    return failure_status(
-        init_error(options.group, Errc::aborted,
-                   formatted("rank {} (host {}, pid {}) failed before the group was formed: {}",
-                             options.rank, host_name(), ::getpid(), error.what()),
-                   {options.rank}));
+  } catch (const std::bad_alloc&) {
+    return status_of_this_rank("ran out of memory before the group was formed");
+  } catch (const std::system_error& error) {
+    return status_of_this_rank(formatted("failed before the group was formed: {}", error.what()));
   } catch (...) {
-    return failure_status(init_error(
-        options.group, Errc::aborted,
-        formatted("rank {} (host {}, pid {}) was interrupted before the group was formed",
-                  options.rank, host_name(), ::getpid()),
-        {options.rank}));
+    return status_of_this_rank("was interrupted before the group was formed");
   }
 }
 

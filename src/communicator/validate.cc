@@ -87,9 +87,10 @@ class Validator {
   void check_root() const {
     if (o_.op == Op::recv && o_.root == kAnySource) return;
     if (!has_root(o_.op) && !is_point_to_point(o_.op)) return;
+    const char* const argument = is_point_to_point(o_.op) ? "peer" : "root";
     require(o_.root >= 0 && o_.root < size_,
-            "{} {} is not a rank of this group, which has ranks 0 to {}",
-            is_point_to_point(o_.op) ? "peer" : "root", o_.root, size_ - 1);
+            "{} {} is not a rank of this group, which has ranks 0 to {}", argument, o_.root,
+            size_ - 1);
   }
 
   /// Steps are counted in 32 bits; the smallest step of any algorithm moves chunk / size bytes.

@@ -11,7 +11,7 @@ ConnectorResponse Handshake::respond_to(const Challenge& challenge,
                                         const Bytes32& acceptor_id) {
   require(stage_ == Stage::awaits_challenge, "the peer sent an unexpected challenge");
   challenge_ = challenge;
-  response_ = respond(secret_, challenge, handshake_context(acceptor_id, self));
+  response_ = respond(secret_, challenge, handshake_binding_data(acceptor_id, self));
   stage_ = Stage::awaits_confirmation;
   return {key_id(secret_), response_, self};
 }
@@ -22,7 +22,7 @@ void Handshake::check_confirmation(const AcceptorConfirmation& confirmation,
   require(stage_ == Stage::awaits_confirmation, "the peer sent an unexpected confirmation");
   require(confirmation.id == acceptor_id, "another process listens on the peer's port");
   require(verify(secret_, challenge_, response_, confirmation.confirmation,
-                 handshake_context(acceptor_id, self)),
+                 handshake_binding_data(acceptor_id, self)),
           "the peer's proof is wrong");
   stage_ = Stage::authenticated;
 }
@@ -31,7 +31,7 @@ AcceptorConfirmation Handshake::check_response(const ConnectorResponse& response
                                                const std::string* secret, const Bytes32& own_id) {
   require(stage_ == Stage::awaits_response, "the peer sent an unexpected response");
   require(secret != nullptr, "the peer does not know a secret of this job");
-  const std::string context = handshake_context(own_id, response.identity);
+  const std::string binding_data = handshake_binding_data(own_id, response.identity);
   require(verify(*secret, challenge_, response.response, context),
           "the peer's proof is wrong, or meant for another process");
   stage_ = Stage::authenticated;

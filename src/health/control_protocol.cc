@@ -172,8 +172,8 @@ template ConnectorResponse decode(std::string_view body);
 template AcceptorConfirmation decode(std::string_view body);
 template Notice decode(std::string_view body);
 
-std::string handshake_context(const Bytes32& acceptor_id,
-                              const RemoteProcess::Identity& connector) {
+std::string handshake_binding_data(const Bytes32& acceptor_id,
+                                   const RemoteProcess::Identity& connector) {
   std::string context = "control";
   put(context, acceptor_id);
   return context + encode_identity(connector);

@@ -12,6 +12,6 @@ void copy_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes) 
 void copy_nontemporal_avx2(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors_nontemporal(to, from, bytes);
 }
-extern const CompressionKernels kPackKernelsAvx2 = kCompressionKernels;
+extern const CompressionKernels kCompressionKernelsAvx2 = kCompressionKernels;
 
 }  // namespace tccl::kernels

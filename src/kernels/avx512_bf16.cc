@@ -12,6 +12,6 @@ void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t 
 void copy_nontemporal_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors_nontemporal(to, from, bytes);
 }
-extern const CompressionKernels kPackKernelsAvx512Bf16 = kCompressionKernels;
+extern const CompressionKernels kCompressionKernelsAvx512Bf16 = kCompressionKernels;
 
 }  // namespace tccl::kernels

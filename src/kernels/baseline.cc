@@ -12,6 +12,6 @@ void copy_baseline(unsigned char* to, const unsigned char* from, std::size_t byt
 void copy_nontemporal_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors_nontemporal(to, from, bytes);
 }
-extern const CompressionKernels kPackKernelsBaseline = kCompressionKernels;
+extern const CompressionKernels kCompressionKernelsBaseline = kCompressionKernels;
 
 }  // namespace tccl::kernels

@@ -107,7 +107,7 @@ TEST(ControlAuthentication, InvalidFramesCloseOnlyTheirConnection) {
 /// A valid response to a challenge of `node`.
 std::string response_to(const Challenge& challenge, const Node& node) {
   const RemoteProcess::Identity identity{.id = random_bytes32()};
-  const std::string context = control::handshake_context(node.control.self().id, identity);
+  const std::string context = control::handshake_binding_data(node.control.self().id, identity);
   return control::encode(control::ConnectorResponse{
       control::key_id(kSecret), respond(kSecret, challenge, context), identity});
 }

@@ -32,10 +32,10 @@ AcceptorConfirmation Handshake::check_response(const ConnectorResponse& response
   require(stage_ == Stage::awaits_response, "the peer sent an unexpected response");
   require(secret != nullptr, "the peer does not know a secret of this job");
   const std::string binding_data = handshake_binding_data(own_id, response.identity);
-  require(verify(*secret, challenge_, response.response, context),
+  require(verify(*secret, challenge_, response.response, binding_data),
           "the peer's proof is wrong, or meant for another process");
   stage_ = Stage::authenticated;
-  return {own_id, confirm(*secret, challenge_, response.response, context)};
+  return {own_id, confirm(*secret, challenge_, response.response, binding_data)};
 }
 
 }  // namespace tccl::control

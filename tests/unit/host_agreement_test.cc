@@ -2,6 +2,9 @@
 #include "rendezvous/host_agreement.h"
 
 #include <gtest/gtest.h>
+#include <cerrno>
+#include <new>
+#include <system_error>
 
 #include <condition_variable>
 #include <cstring>
@@ -177,6 +180,24 @@ TEST_P(HostAgreementTest, AnInterruptedHostFailsTheOthersBeforeTheTimeout) {
             << errors[host];
     }
   }
+}
+
+/// What the other hosts read about an exception that is not an Error.
+TEST(HostAgreement, OnlyAnInterruptIsReportedAsOne) {
+  const auto text_of = [](const auto& thrown) -> std::string {
+    RendezvousOptions options{};
+    options.group = "world";
+    try {
+      throw thrown;
+    } catch (...) {
+      return status_of_current_exception(options).text;
+    }
+  };
+  const std::string end = " before the group was formed";
+  EXPECT_TRUE(text_of(std::runtime_error("SIGINT")).ends_with("was interrupted" + end));
+  EXPECT_TRUE(text_of(std::bad_alloc()).ends_with("ran out of memory" + end));
+  const std::system_error no_thread(EAGAIN, std::generic_category(), "thread");
+  EXPECT_NE(text_of(no_thread).find("failed" + end + ": thread"), std::string::npos);
 }
 
 /// A local rank dies when its host has contributed to the round and waits for a slower host.

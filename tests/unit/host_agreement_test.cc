@@ -2,15 +2,15 @@
 #include "rendezvous/host_agreement.h"
 
 #include <gtest/gtest.h>
-#include <cerrno>
-#include <new>
-#include <system_error>
 
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <numeric>
+#include <system_error>
 #include <thread>
 
 #include "rendezvous/host_discovery.h"

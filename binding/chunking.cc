@@ -144,7 +144,7 @@ std::vector<Chunk> split_into_chunks(const Operation& operation, RankAndSize sel
       result.push_back(element_chunk(operation, chunk));
     }
     result.back().operation.total_count = longest;
-    result.back().operation.chunk_index = static_cast<std::uint32_t>(index);
+    result.back().operation.staging_chunk_index = static_cast<std::uint32_t>(index);
   }
   return result;
 }

@@ -1,9 +1,10 @@
 // Splits a collective into chunks that together do the same, so that copies between an accelerator
-// and the host overlap with the communication. Pure functions, safe from any thread.
+// and the host overlap with the communication.
 //
 //   for (const Chunk& chunk : split_into_chunks(operation, {rank, size}, staging_bytes)) {
 //     ... copy ranges_read(chunk.operation) to the host, run it, copy ranges_written() back
 //   }
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstddef>

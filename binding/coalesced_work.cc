@@ -59,7 +59,7 @@ c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
     for (const c10::Device device : future->devices())
       if (std::ranges::find(devices, device) == devices.end()) devices.push_back(device);
   }
-  // Not the Future of collectAll(), nor one next_digest to it: those have no devices.
+  // Not the Future of collectAll(), nor one chained to it: those have no devices.
   auto all = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
   c10::collectAll(futures)->addCallback([all, futures, tensors = result()](c10::ivalue::Future&) {
     // collectAll() completes at the first error, so the loop must not wait before it has found it.

@@ -1,5 +1,6 @@
 // The Works of a coalescing block as one Work: complete when all are; fails with the first error in
-// the order of the calls. Thread safety: every method may be called from any thread.
+// the order of the calls.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -1,7 +1,8 @@
 // The Works of the calls between startCoalescing() and endCoalescing(), which torch sees as one.
 //
 // Each thread has its own coalescing block. A call that throws ends the block, because torch does
-// not call endCoalescing() then. Thread-safe.
+// not call endCoalescing() then.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>

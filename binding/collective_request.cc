@@ -75,8 +75,8 @@ void CollectiveRequest::check_same_device(const at::Tensor& tensor, const at::Te
 }
 
 void CollectiveRequest::check_rank(int64_t rank, const char* argument) const {
-  require(rank >= 0 && rank < group_->size, "unexpected rank ", rank, " as `", argument,
-          "`; the group has ranks 0 to ", group_->size - 1);
+  require(rank >= 0 && rank < group_->size, "`", argument, "` ", rank,
+          " is not a rank of this group, which has ranks 0 to ", group_->size - 1);
 }
 
 void CollectiveRequest::check_list_length(const Tensors& list, const char* argument) const {
@@ -190,28 +190,28 @@ void CollectiveRequest::set_body(std::uint32_t operations, Body body,
   finish_ = std::move(finish);
 }
 
-tccl::OperationSequence CollectiveRequest::sequence(
+tccl::OperationList CollectiveRequest::operation_list(
     const std::shared_ptr<const CollectiveRequest>& request) {
   const char* name = request->method().name;
   if (request->body_) return {name, request->body_operations_, request->body_};
   if (request->staging_)
     return {name, request->staging_->operation_count(),
-            [request](const tccl::OperationSequence::Run& run) {
+            [request](const tccl::OperationList::Run& run) {
               request->staging_->run_all(run, [&] { request->copy_results(); });
             }};
   const auto operations = static_cast<std::uint32_t>(request->operations_.size());
-  return {name, operations, [request](const tccl::OperationSequence::Run& run) {
+  return {name, operations, [request](const tccl::OperationList::Run& run) {
             for (const tccl::Operation& operation : request->operations_) run(operation);
           }};
 }
 
 void CollectiveRequest::prepare_staging(std::size_t chunk_bytes, std::chrono::milliseconds timeout,
-                                        Staging::CheckWait check_wait) {
+                                        Staging::WhileWaiting while_waiting) {
   staging_->prepare({operations_.data(), operations_.size()},
                     {.self = {group_->rank, group_->size},
                      .chunk_bytes = chunk_bytes,
                      .timeout = timeout,
-                     .check_wait = std::move(check_wait)});
+                     .while_waiting = std::move(while_waiting)});
   if (operations_.front().op == tccl::Op::send) staging_->copy_inputs_to_host();
 }
 

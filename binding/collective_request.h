@@ -9,8 +9,9 @@
 //
 // A tensor that is not contiguous is replaced by a contiguous copy, which is copied back when the
 // operations are complete; one of an accelerator by host memory (staging.h). An invalid argument
-// raises ValueError with the method, the argument, the rank and the group. Not thread-safe: a
-// request belongs to the thread that builds it, then to the one that completes it.
+// raises ValueError with the method, the argument, the rank and the group.
+// Thread safety: none; a request belongs to the thread that builds it, then to the one that
+// completes it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -125,7 +126,7 @@ class CollectiveRequest {
   void add(const tccl::Operation& operation) { operations_.push_back(operation); }
   /// Instead of add(), for operations that depend on each other's results. `body` runs
   /// `operations` of them; `finish` runs when they are complete.
-  using Body = std::function<void(const tccl::OperationSequence::Run&)>;
+  using Body = std::function<void(const tccl::OperationList::Run&)>;
   void set_body(std::uint32_t operations, Body body, std::function<void()> finish);
   /// Adds the tensors that the profiler shows, and the outputs that Work::result() returns.
   void add_tensors(at::ArrayRef<at::Tensor> inputs, at::ArrayRef<at::Tensor> outputs);
@@ -136,9 +137,9 @@ class CollectiveRequest {
   /// If is_staged(), before the operations are run. Copies the tensor of a send to the host;
   /// collectives copy their inputs when they run.
   void prepare_staging(std::size_t chunk_bytes, std::chrono::milliseconds timeout,
-                       Staging::CheckWait check_wait);
+                       Staging::WhileWaiting while_waiting);
   /// To be called when all arguments have been checked. From then on a failure does not discard the
-  /// coalescing block here; HostBackend::run_request() does that.
+  /// coalescing block here; CpuBackend::run_request() does that.
   void arguments_checked() noexcept { discard_on_throw_.coalescing = nullptr; }
   [[nodiscard]] const Method& method() const noexcept { return *method_; }
   [[nodiscard]] const GroupInfo& group() const noexcept { return *group_; }
@@ -149,7 +150,8 @@ class CollectiveRequest {
     return operations_.data();
   }
   /// All operations. The result keeps `request` alive.
-  static tccl::OperationSequence sequence(const std::shared_ptr<const CollectiveRequest>& request);
+  static tccl::OperationList operation_list(
+      const std::shared_ptr<const CollectiveRequest>& request);
   /// When the message has arrived, the device may not have reached the receive yet.
   [[nodiscard]] bool is_staged_receive() const noexcept {
     return staging_ && operations_.front().op == tccl::Op::recv;

@@ -1,4 +1,5 @@
-// The process's tccl::Context and the communicators that the binding creates in it. Thread-safe.
+// The process's tccl::Context and the communicators that the binding creates in it.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <chrono>
@@ -20,8 +21,9 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
 
 /// Lets Ctrl-C end a wait: if a signal is pending, throws what its Python handler raised.
 void check_interrupt();
-/// How often the binding's own waits call check_interrupt(), which takes the GIL.
-inline constexpr std::chrono::milliseconds kInterruptPeriod{100};
+/// How often the binding's own waits call check_interrupt(), which takes the GIL: as often as those
+/// of the library, whose constant (src/base/wait.h) is not exported.
+inline constexpr std::chrono::milliseconds kInterruptInterval{100};
 
 /// Closes the context and joins its threads. Python calls it before the interpreter shuts down.
 void close_context();

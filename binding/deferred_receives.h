@@ -1,6 +1,7 @@
 // Receives of an accelerator's tensors whose message has arrived before the accelerator's stream
 // has reached the receive. One thread polls all of them, so that neither a caller nor a thread of
-// the library waits for a device. Thread-safe.
+// the library waits for a device.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <condition_variable>

@@ -1,5 +1,5 @@
 // Tables that map torch's element types and reductions to those of tccl, one row each.
-// All functions are pure and safe from any thread.
+// Thread safety: pure functions.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -1,6 +1,6 @@
 // Translates tccl::Error to the exceptions that torch maps to Python's: ValueError for invalid
 // arguments, torch.distributed.DistBackendError for every other failure.
-// All functions are safe from any thread.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -1,4 +1,5 @@
-// Releases Python's GIL for a scope. Safe from any thread.
+// Releases Python's GIL for a scope.
+// Thread safety: one object per thread.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -1,5 +1,5 @@
 // Tensors in memory that all ranks of this host can map, on which collectives copy less.
-// Thread-safe.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -75,11 +75,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            "Set the timeout of later calls; torch calls it on its own backends, too.")
       .def_property_readonly("options", &ProcessGroupCCL::getBackendOptions)
       .def(
-          "allreduce_packed",
+          "allreduce_compressed",
           [](ProcessGroupCCL& group, std::vector<at::Tensor> tensors,
              const c10d::AllreduceOptions& options, const std::string& wire_dtype) {
-            return group.allreduce_packed(tensors, options,
-                                          torch_ccl::wire_format_named(wire_dtype));
+            return group.allreduce_compressed(tensors, options,
+                                              torch_ccl::wire_format_named(wire_dtype));
           },
           py::arg("tensors"), py::arg("options"), py::arg("wire_dtype"), ReleaseGil(),
           "As allreduce; float32 is sent between hosts as \"bf16\" or \"int8\".")

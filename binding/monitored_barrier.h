@@ -1,4 +1,5 @@
-// A barrier that names the ranks that did not arrive. Thread-safe.
+// A barrier that names the ranks that did not arrive.
+// Thread safety: may be called from any thread.
 #pragma once
 
 #include <chrono>

@@ -5,10 +5,10 @@
 namespace torch_ccl {
 namespace {
 
-c10::intrusive_ptr<HostBackend::Options> copy_options(
+c10::intrusive_ptr<CpuBackend::Options> copy_options(
     const c10::intrusive_ptr<c10d::Backend::Options>& given, std::chrono::milliseconds timeout) {
   auto options =
-      c10::make_intrusive<HostBackend::Options>(timeout, given ? given->backend : kBackendName);
+      c10::make_intrusive<CpuBackend::Options>(timeout, given ? given->backend : kBackendName);
   if (!given) return options;
   options->timeout = given->timeout;
   options->group_name = given->group_name;
@@ -29,17 +29,17 @@ void ProcessGroupCCL::set_device_backend(at::DeviceType device,
 
 void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
   if (device_backend_) device_backend_->setTimeout(timeout);
-  HostBackend::setTimeout(timeout);
+  CpuBackend::setTimeout(timeout);
 }
 
 void ProcessGroupCCL::shutdown() {
   if (device_backend_) device_backend_->shutdown();
-  HostBackend::shutdown();
+  CpuBackend::shutdown();
 }
 
 void ProcessGroupCCL::abort() {
   if (device_backend_) device_backend_->abort();
-  HostBackend::abort();
+  CpuBackend::abort();
 }
 
 // ---- new groups
@@ -101,64 +101,63 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce(Tensors& tensors,
                                                     const c10d::AllreduceOptions& options) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::allreduce, tensors, options)
-             : HostBackend::allreduce(tensors, options);
+             : CpuBackend::allreduce(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_sparse(Tensors& tensors,
                                                            const c10d::AllreduceOptions& options) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::allreduce_sparse, tensors, options)
-             : HostBackend::allreduce_sparse(tensors, options);
+             : CpuBackend::allreduce_sparse(tensors, options);
 }
 
-ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_packed(Tensors& tensors,
-                                                           const c10d::AllreduceOptions& options,
-                                                           tccl::WireFormat format) {
+ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_compressed(
+    Tensors& tensors, const c10d::AllreduceOptions& options, tccl::WireFormat format) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::allreduce, tensors, options)
-             : HostBackend::allreduce_packed(tensors, options, format);
+             : CpuBackend::allreduce_compressed(tensors, options, format);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::allreduce_coalesced, tensors, options)
-             : HostBackend::allreduce_coalesced(tensors, options);
+             : CpuBackend::allreduce_coalesced(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::broadcast(Tensors& tensors,
                                                     const c10d::BroadcastOptions& options) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::broadcast, tensors, options)
-             : HostBackend::broadcast(tensors, options);
+             : CpuBackend::broadcast(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce(Tensors& tensors,
                                                  const c10d::ReduceOptions& options) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::reduce, tensors, options)
-             : HostBackend::reduce(tensors, options);
+             : CpuBackend::reduce(tensors, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
   return uses_device_backend(inputs)
              ? run_on_device_backend(&c10d::Backend::allgather, outputs, inputs, options)
-             : HostBackend::allgather(outputs, inputs, options);
+             : CpuBackend::allgather(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                           const c10d::AllgatherOptions& options) {
   return uses_device_backend(input)
              ? run_on_device_backend(&c10d::Backend::_allgather_base, output, input, options)
-             : HostBackend::_allgather_base(output, input, options);
+             : CpuBackend::_allgather_base(output, input, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_coalesced(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   return uses_device_backend(inputs)
              ? run_on_device_backend(&c10d::Backend::allgather_coalesced, outputs, inputs, options)
-             : HostBackend::allgather_coalesced(outputs, inputs, options);
+             : CpuBackend::allgather_coalesced(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
@@ -166,35 +165,35 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::allgather_into_tensor_coalesced(
   return uses_device_backend(inputs)
              ? run_on_device_backend(&c10d::Backend::allgather_into_tensor_coalesced, outputs,
                                      inputs, options)
-             : HostBackend::allgather_into_tensor_coalesced(outputs, inputs, options);
+             : CpuBackend::allgather_into_tensor_coalesced(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                  const c10d::GatherOptions& options) {
   return uses_device_backend(inputs)
              ? run_on_device_backend(&c10d::Backend::gather, outputs, inputs, options)
-             : HostBackend::gather(outputs, inputs, options);
+             : CpuBackend::gather(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                   const c10d::ScatterOptions& options) {
   return uses_device_backend(outputs)
              ? run_on_device_backend(&c10d::Backend::scatter, outputs, inputs, options)
-             : HostBackend::scatter(outputs, inputs, options);
+             : CpuBackend::scatter(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter(
     Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
   return uses_device_backend(outputs)
              ? run_on_device_backend(&c10d::Backend::reduce_scatter, outputs, inputs, options)
-             : HostBackend::reduce_scatter(outputs, inputs, options);
+             : CpuBackend::reduce_scatter(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   return uses_device_backend(output)
              ? run_on_device_backend(&c10d::Backend::_reduce_scatter_base, output, input, options)
-             : HostBackend::_reduce_scatter_base(output, input, options);
+             : CpuBackend::_reduce_scatter_base(output, input, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
@@ -202,7 +201,7 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::reduce_scatter_tensor_coalesced(
   return uses_device_backend(outputs)
              ? run_on_device_backend(&c10d::Backend::reduce_scatter_tensor_coalesced, outputs,
                                      inputs, options)
-             : HostBackend::reduce_scatter_tensor_coalesced(outputs, inputs, options);
+             : CpuBackend::reduce_scatter_tensor_coalesced(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -212,32 +211,32 @@ ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall_base(at::Tensor& output, at::
   return uses_device_backend(input)
              ? run_on_device_backend(&c10d::Backend::alltoall_base, output, input, output_splits,
                                      input_splits, options)
-             : HostBackend::alltoall_base(output, input, output_splits, input_splits, options);
+             : CpuBackend::alltoall_base(output, input, output_splits, input_splits, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::alltoall(Tensors& outputs, Tensors& inputs,
                                                    const c10d::AllToAllOptions& options) {
   return uses_device_backend(inputs)
              ? run_on_device_backend(&c10d::Backend::alltoall, outputs, inputs, options)
-             : HostBackend::alltoall(outputs, inputs, options);
+             : CpuBackend::alltoall(outputs, inputs, options);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::send(Tensors& tensors, int destination, int tag) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::send, tensors, destination, tag)
-             : HostBackend::send(tensors, destination, tag);
+             : CpuBackend::send(tensors, destination, tag);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recv(Tensors& tensors, int source, int tag) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::recv, tensors, source, tag)
-             : HostBackend::recv(tensors, source, tag);
+             : CpuBackend::recv(tensors, source, tag);
 }
 
 ProcessGroupCCL::WorkPtr ProcessGroupCCL::recvAnysource(Tensors& tensors, int tag) {
   return uses_device_backend(tensors)
              ? run_on_device_backend(&c10d::Backend::recvAnysource, tensors, tag)
-             : HostBackend::recvAnysource(tensors, tag);
+             : CpuBackend::recvAnysource(tensors, tag);
 }
 
 }  // namespace torch_ccl

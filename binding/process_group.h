@@ -1,19 +1,19 @@
-// The c10d backend "ccl" that torch sees: a HostBackend, decorated with a router by device.
+// The c10d backend "ccl" that torch sees: a subclass of CpuBackend that routes by device.
 //
 // Tensors of a device that has a backend of its own (XPUs have xccl) are passed to that device
-// backend; all others are served by HostBackend. A call is routed by its first tensor. Works of the
+// backend; all others are served by CpuBackend. A call is routed by its first tensor. Works of the
 // device backend join the calling thread's coalescing block like any other.
 //
-// Thread safety: as HostBackend; set_device_backend() before the first tensor of that device.
+// Thread safety: as CpuBackend; set_device_backend() before the first tensor of that device.
 #pragma once
 
-#include "host_backend.h"
+#include "cpu_backend.h"
 
 namespace torch_ccl {
 
-class ProcessGroupCCL final : public HostBackend {
+class ProcessGroupCCL final : public CpuBackend {
  public:
-  using HostBackend::HostBackend;
+  using CpuBackend::CpuBackend;
 
   /// Routes the tensors of this device type to `backend`. shutdown(), abort() and setTimeout()
   /// apply to it, too.
@@ -40,8 +40,8 @@ class ProcessGroupCCL final : public HostBackend {
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   /// A device backend ignores the format.
-  WorkPtr allreduce_packed(Tensors& tensors, const c10d::AllreduceOptions& options,
-                           tccl::WireFormat format) override;
+  WorkPtr allreduce_compressed(Tensors& tensors, const c10d::AllreduceOptions& options,
+                               tccl::WireFormat format) override;
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;

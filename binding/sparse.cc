@@ -55,7 +55,7 @@ class SparseAllreduce {
     std::copy(tensor.sizes().begin(), tensor.sizes().end(), own_header_.sizes.begin());
   }
 
-  void exchange(const tccl::OperationSequence::Run& run) {
+  void exchange(const tccl::OperationList::Run& run) {
     run(tccl::allgather(&own_header_, headers_.data(), sizeof own_header_, tccl::DType::uint8));
     check_headers_match();
     gather_rows(run, indices_, all_indices_);
@@ -87,8 +87,7 @@ class SparseAllreduce {
   }
 
   // Each rank contributes one row per nonzero entry.
-  void gather_rows(const tccl::OperationSequence::Run& run, const at::Tensor& own,
-                   Tensors& all) const {
+  void gather_rows(const tccl::OperationList::Run& run, const at::Tensor& own, Tensors& all) const {
     std::vector<tccl::Block> blocks;
     for (const SparseHeader& header : headers_) {
       std::vector<int64_t> sizes = own.sizes().vec();
@@ -126,7 +125,7 @@ void add_sparse_allreduce(CollectiveRequest& request, const at::Tensor& tensor,
   const auto allreduce = std::make_shared<SparseAllreduce>(request.group(), tensor);
   request.set_body(
       SparseAllreduce::kOperations,
-      [allreduce](const tccl::OperationSequence::Run& run) { allreduce->exchange(run); },
+      [allreduce](const tccl::OperationList::Run& run) { allreduce->exchange(run); },
       [allreduce] { allreduce->write_sum(); });
   request.add_tensors(tensor, tensor);
 }

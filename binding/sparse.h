@@ -1,4 +1,5 @@
-// All-reduce (sum) of sparse tensors. Thread safety: that of the request.
+// All-reduce (sum) of sparse tensors.
+// Thread safety: that of the request.
 #pragma once
 
 #include "collective_request.h"

@@ -144,7 +144,7 @@ std::uint32_t Staging::operation_count() const noexcept {
   return static_cast<std::uint32_t>(chunks_.size());
 }
 
-void Staging::run_all(const tccl::OperationSequence::Run& run,
+void Staging::run_all(const tccl::OperationList::Run& run,
                       const std::function<void()>& on_output_stream) {
   start_copies(/*needs_peers=*/true);
   std::size_t copied_in = 0;
@@ -250,7 +250,7 @@ bool Staging::poll(const c10::Event& event, bool needs_peers) const {
         c10::str(device(), " did not reach this operation within ", options_.timeout.count(),
                  " ms: earlier work on its stream is not finished"));
   try {
-    options_.check_wait(needs_peers);
+    options_.while_waiting(needs_peers);
   } catch (const tccl::Error& error) {  // on another rank, which may have waited for this device
     throw tccl::Error(error.code(),
                       c10::str(error.what(), " (", device(), " had not reached this operation)"),

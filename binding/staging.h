@@ -16,8 +16,7 @@
 //   (if its tensors are contiguous), and any stream may read the results without a further wait.
 // - The caching allocator cannot reuse the memory too early, for the same reason.
 // Works with every accelerator that has torch's device guard; no code here is specific to one.
-//
-// Not thread-safe: belongs to the thread that makes the call, then to the one that runs it.
+// Thread safety: none; belongs to the thread that makes the call, then to the one that runs it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -51,12 +50,12 @@ class Staging {
 
   /// Called while a wait polls; throws to end the wait. `needs_peers` is true until all data is
   /// exchanged.
-  using CheckWait = std::function<void(bool needs_peers)>;
+  using WhileWaiting = std::function<void(bool needs_peers)>;
   struct Options {
     RankAndSize self;
     std::size_t chunk_bytes;
     std::chrono::milliseconds timeout;  // of the call
-    CheckWait check_wait;
+    WhileWaiting while_waiting;
   };
   /// Sets the operations, which use the buffers' host memory, and records the work that the current
   /// stream has now: all copies come after it.
@@ -67,8 +66,7 @@ class Staging {
   /// The number of operations that run_all() runs.
   [[nodiscard]] std::uint32_t operation_count() const noexcept;
   /// Copies in, runs every chunk, copies out. `on_output_stream` may add work to that stream.
-  void run_all(const tccl::OperationSequence::Run& run,
-               const std::function<void()>& on_output_stream);
+  void run_all(const tccl::OperationList::Run& run, const std::function<void()>& on_output_stream);
 
   // ---- point to point, where the copies are not part of the operation
 
@@ -98,7 +96,7 @@ class Staging {
   void copy_to_device(const StagedChunk& chunk);
   void record_outputs(const std::function<void()>& on_output_stream);
   void wait_for(const c10::Event& event, bool needs_peers = false) const;
-  /// Whether the device has reached `event`. Throws at the deadline, or what check_wait throws.
+  /// Whether the device has reached `event`. Throws at the deadline, or what while_waiting throws.
   [[nodiscard]] bool poll(const c10::Event& event, bool needs_peers = false) const;
 
   const at::Device device_;

@@ -61,7 +61,7 @@ void set_error_if_pending(c10::ivalue::Future& future, std::exception_ptr error)
 
 WorkCCL::WorkCCL(const CollectiveRequest& request, uint64_t sequence,
                  const std::shared_ptr<tccl::Communicator>& communicator,
-                 std::shared_ptr<PendingWork> pending_work)
+                 std::shared_ptr<PendingWorkCount> pending_work)
     : Work(-1, request.method().type, ProfilerTitle(request).c_str(), profiler_inputs(request)),
       method_(request.method()),
       outputs_(request.outputs()),
@@ -170,7 +170,7 @@ void WorkCCL::notify_and_finish() noexcept {
 }
 
 void WorkCCL::run_completion_hook() const noexcept {
-  const PendingWork::Hook* hook = pending_work_->hook();
+  const PendingWorkCount::Hook* hook = pending_work_->hook();
   if (!hook) return;
   try {
     (*hook)(std::make_shared<c10d::WorkInfo>(opType_, sequence_, start_time_, end_time_,
@@ -224,7 +224,7 @@ void WorkCCL::wait_for_operation(tccl::Work& operation, Deadline deadline) {
 // The operation is complete, but its results may not be written to the tensors yet.
 void WorkCCL::wait_for_outcome(std::unique_lock<std::mutex>& lock, Deadline deadline) {
   const auto is_known = [this] { return state_ != State::running; };
-  while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptPeriod), is_known)) {
+  while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptInterval), is_known)) {
     if (Clock::now() >= deadline)
       throw_torch_error(
           {tccl::Errc::timeout, c10::str("wait() timed out before ", method_.name, " completed")});

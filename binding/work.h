@@ -5,7 +5,8 @@
 //   1. The outputs hold the result; the Work has its outcome (exception_), and waiters wake up.
 //   2. The Future, if getFuture() was called before step 1, is completed; its callbacks run.
 //   3. The result Future (getFutureResult()) is completed, the group's completion hook runs, and
-//      the Work is removed from the group's PendingWork. So step 2 must wait for none of these.
+//      the Work is removed from the group's PendingWorkCount. So step 2 must wait for none of
+//      these.
 //
 //   state           event                                      next state
 //   --------------- ------------------------------------------ -----------------------
@@ -30,7 +31,7 @@
 #include <vector>
 
 #include "collective_request.h"
-#include "pending_work.h"
+#include "pending_work_count.h"
 #include "polling.h"
 #include "tccl/communicator.h"
 
@@ -40,7 +41,7 @@ class WorkCCL final : public c10d::Work {
  public:
   WorkCCL(const CollectiveRequest& request, uint64_t sequence,
           const std::shared_ptr<tccl::Communicator>& communicator,
-          std::shared_ptr<PendingWork> pending_work);
+          std::shared_ptr<PendingWorkCount> pending_work);
   ~WorkCCL() override;
 
   /// Completes `work` when `operation` is complete and the results of `request` are written.
@@ -95,7 +96,7 @@ class WorkCCL final : public c10d::Work {
   const bool is_staged_receive_;  // results may be written long after the operation is complete
   const std::optional<c10::Stream> stream_;  // of the outputs, if they are an accelerator's
   const std::weak_ptr<tccl::Communicator> communicator_;
-  const std::shared_ptr<PendingWork> pending_work_;
+  const std::shared_ptr<PendingWorkCount> pending_work_;
   const Time start_time_ = std::chrono::steady_clock::now();
 
   // Guarded by mutex_ of the base class, as is its exception_.

@@ -28,8 +28,9 @@ namespace tccl {
 /// Collectives that run back to back as one entry in the communicator's issue order. No operation
 /// that was issued concurrently runs between them, and a later collective may depend on the result
 /// of an earlier one. The body runs collectives only through `run`: a call on the communicator
-/// would wait for the sequence itself. If the body throws, the group fails.
-struct OperationSequence {
+/// would wait for the list itself. If the body throws, the group fails; also if `run` throws
+/// because an argument is invalid, since the other ranks wait for the rest of the list.
+struct OperationList {
   using Run = std::function<void(const Operation&)>;
   std::string name;              // for error messages
   std::uint32_t operations = 0;  // how many collectives the body runs; the same on all ranks
@@ -70,9 +71,9 @@ class TCCL_API Communicator {
   std::shared_ptr<Work> start(const Operation& operation) {
     return start(operation, CallOptions());
   }
-  /// The same for a sequence; the timeout bounds the whole sequence.
-  virtual void run(OperationSequence sequence, const CallOptions& options) = 0;
-  virtual std::shared_ptr<Work> start(OperationSequence sequence, CallOptions options) = 0;
+  /// The same for a list; the timeout bounds the whole list.
+  virtual void run(OperationList list, const CallOptions& options) = 0;
+  virtual std::shared_ptr<Work> start(OperationList list, CallOptions options) = 0;
 
   /// Collective: ranks that pass the same color form a new communicator, ordered by (key, rank).
   /// Returns null for a negative color.
@@ -83,7 +84,7 @@ class TCCL_API Communicator {
   /// Why the communicator failed, or null if it has not.
   [[nodiscard]] virtual std::exception_ptr error() const noexcept = 0;
 
-  /// Throws if the communicator has failed or a rank has died. For the body of a sequence that
+  /// Throws if the communicator has failed or a rank has died. For the body of a list that
   /// waits for something other than a collective; `operation` names it in the error message.
   virtual void check_peers(const std::string& operation) const = 0;
 

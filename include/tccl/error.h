@@ -18,12 +18,13 @@
 namespace tccl {
 
 enum class Errc : unsigned char {
-  invalid_argument,  // rejected before anything was sent; the group stays usable
+  invalid_argument,  // rejected before anything was sent; the group stays usable. During group
+                     // creation, and in an OperationList, the group fails
   mismatch,          // ranks called different operations
   timeout,           // a deadline passed
   peer_lost,         // a rank died or left during an operation that needs it
   aborted,           // abort(), close(), a cancelled message, an interrupt, use in a forked child
-  system,            // a system call failed
+  system,            // the system, the network or the store failed, or memory is exhausted
   internal,          // a bug of this library
 };
 

@@ -1,5 +1,6 @@
 // What the library is configured to do in this process: kernels, algorithms, settings, addresses.
-// Implemented by src/info/info.cc. Thread safety: safe from any thread.
+// Implemented by src/info/info.cc.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@ namespace tccl {
 
 /// One rule of algorithm selection: applies to `from_ranks` ranks or more and to sizes from
 /// `from_bytes` to `to_bytes`. Of the rules of one operation that apply, the last one wins.
-struct AlgorithmChoice {
+struct AlgorithmRule {
   Op op;
   std::string algorithm;
   std::string doc;
@@ -34,7 +35,7 @@ struct SettingValue {
 
 struct Info {
   std::string kernels;  // instruction set of the reduction kernels
-  std::vector<AlgorithmChoice> algorithms;
+  std::vector<AlgorithmRule> algorithms;
   std::vector<SettingValue> settings;
 };
 

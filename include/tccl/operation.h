@@ -57,13 +57,13 @@ struct Operation {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
   Reduction reduction{};
-  int root = -1;          // of rooted collectives; the peer of send and recv
+  int root = -1;          // of rooted collectives; of send and recv: see peer()
   std::uint64_t tag = 0;  // of send and recv
-  /// If this collective is one chunk of a larger collective: the count of the larger one and the
-  /// index of the chunk. Both are compared between ranks, so that chunks of two different
-  /// collectives are never combined.
+  /// If this collective is one staging chunk of a larger collective (CCL_STAGING_BYTES): the count
+  /// of the larger one (for the v-forms: of its longest block) and the index of the chunk. Both are
+  /// compared between ranks, so that chunks of two different collectives are never combined.
   std::uint64_t total_count = 0;
-  std::uint32_t chunk_index = 0;
+  std::uint32_t staging_chunk_index = 0;
   const void* in = nullptr;
   void* out = nullptr;
   std::size_t count = 0;
@@ -72,6 +72,9 @@ struct Operation {
   /// For float32 sums (sum, avg, premul_sum) of allreduce and reduce_scatter; the same on all
   /// ranks.
   WireFormat wire_format = WireFormat::by_setting;
+
+  /// Of a send or recv: the other rank, or kAnySource.
+  [[nodiscard]] int peer() const { return root; }
 };
 
 inline Operation barrier() { return {}; }

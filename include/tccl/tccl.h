@@ -1,4 +1,5 @@
 // The whole public API.
+// Thread safety: see each header.
 #pragma once
 
 #include "tccl/communicator.h"

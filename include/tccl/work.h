@@ -30,8 +30,9 @@ class TCCL_API Work {
   virtual void wait(Milliseconds timeout) = 0;
   /// The error of a completed operation, or null.
   [[nodiscard]] virtual std::exception_ptr error() const noexcept = 0;
-  /// Runs `callback` on completion: immediately if the operation is complete, otherwise on the
-  /// thread that completes it. No lock is held, so the callback may start or run operations.
+  /// Runs `callback` on completion: immediately if the operation is complete, otherwise on a
+  /// thread of the library or on a thread in wait(). No lock is held, so the callback may start or
+  /// run operations.
   virtual void on_done(std::function<void()> callback) = 0;
   /// For a callback that issues collectives on the same communicator. Those collectives take the
   /// position in the issue order at which on_done_in_order() was called, so the order is the same

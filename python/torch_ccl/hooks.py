@@ -44,7 +44,7 @@ def _average(
     if gradients.is_sparse:
         work = backend.allreduce([gradients], options)
     else:
-        work = backend.allreduce_packed([gradients], options, wire_dtype)
+        work = backend.allreduce_compressed([gradients], options, wire_dtype)
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(
         lambda done: done.value()[0]
     )

@@ -9,7 +9,7 @@
 //   copy out the blocks that the other local ranks posted
 #include <deque>
 
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
@@ -45,7 +45,7 @@ class RailAllgather {
       receive_blocks(step, slot.input);
       board_.post();
       for (int peer = 0; peer < board_.size(); ++peer)
-        if (peer != board_.rank()) copy_blocks(peer, step);
+        if (peer != board_.local_rank()) copy_blocks(peer, step);
     }
     const auto own = task_.output_from(rank_);
     task_.copy_out(own.data(), task_.in(), own.size(), total_bytes());
@@ -72,15 +72,15 @@ class RailAllgather {
     std::size_t most_blocks = 1;
     for (int host = 0; host < host_map_.hosts(); ++host)
       most_blocks = std::max(most_blocks, blocks_posted_by(host_map_.ranks_of(host)[0]).size());
-    const std::size_t in_slot = std::max<std::size_t>(1, board_.area_bytes() / most_blocks);
-    return std::min(chunk_size(longest_, NetworkChannel::kMaxMessageBytes), in_slot);
+    const std::size_t bytes_in_slot = std::max<std::size_t>(1, board_.area_bytes() / most_blocks);
+    return std::min(chunk_size(longest_, NetworkChannel::kMaxMessageBytes), bytes_in_slot);
   }
   [[nodiscard]] Range chunk(int rank, std::uint32_t step) const {
     return chunk_range(task_.output_from(rank).size(), chunk_bytes_, step);
   }
 
   void send(std::uint32_t step) {
-    for (const int from : posted_blocks_[static_cast<std::size_t>(board_.rank())])
+    for (const int from : posted_blocks_[static_cast<std::size_t>(board_.local_rank())])
       if (from != rank_ && chunk(from, step).count != 0)
         receives_.push_back(channel_.post_receive(from));
     const Range own = chunk(rank_, step);
@@ -93,8 +93,8 @@ class RailAllgather {
 
   void receive_blocks(std::uint32_t step, std::byte* slot) {
     const bool has_readers = board_.size() > 1;
-    std::size_t in_slot = 0;
-    for (const int from : posted_blocks_[static_cast<std::size_t>(board_.rank())]) {
+    std::size_t slot_offset = 0;
+    for (const int from : posted_blocks_[static_cast<std::size_t>(board_.local_rank())]) {
       const Range range = chunk(from, step);
       const std::byte* data = task_.in() + range.begin;
       if (from != rank_ && range.count != 0) {
@@ -102,20 +102,20 @@ class RailAllgather {
         task_.copy_out(task_.output_from(from).data() + range.begin, data, range.count,
                        total_bytes());
       }
-      if (has_readers) task_.copy(slot + in_slot, data, range.count);
+      if (has_readers) task_.copy(slot + slot_offset, data, range.count);
       if (from != rank_ && range.count != 0) receives_.pop_front();
-      in_slot += chunk_bytes_;
+      slot_offset += chunk_bytes_;
     }
   }
 
   void copy_blocks(int peer, std::uint32_t step) {
     const Board::PeerSlot slot = board_.await(peer, step);
-    std::size_t in_slot = 0;
+    std::size_t slot_offset = 0;
     for (const int from : posted_blocks_[static_cast<std::size_t>(peer)]) {
       const Range range = chunk(from, step);
-      task_.copy_out(task_.output_from(from).data() + range.begin, slot.input + in_slot,
+      task_.copy_out(task_.output_from(from).data() + range.begin, slot.input + slot_offset,
                      range.count, total_bytes());
-      in_slot += chunk_bytes_;
+      slot_offset += chunk_bytes_;
     }
   }
 

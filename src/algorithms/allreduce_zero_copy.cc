@@ -6,13 +6,13 @@
 //
 // Input and output may be the same: only the rank that overwrites a slice reads it. If the
 // operation fails, Board::declare_peer_written() keeps late ranks from writing into the output. It
-// protects whole pages only, so the edges of the message (one page at each end) go through the
+// protects whole pages only, so the two ends of the message (one page each) go through the
 // slots of step 0, and every rank reduces them itself.
 #include "algorithms/allreduce_zero_copy.h"
 
 #include <vector>
 
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "base/shared_memory.h"
 #include "kernels/copy.h"
 
@@ -48,14 +48,14 @@ class ZeroCopyAllreduce {
     if (own.in == 0 || own.out == 0) own = {};
     std::memcpy(slot.inline_data, &own, sizeof own);
     if (own.in != 0) {
-      kernels::copy(slot.input, task_.in(), edge_bytes_);
-      kernels::copy(slot.input + edge_bytes_, task_.in() + tail_begin(), edge_bytes_);
+      kernels::copy(slot.input, task_.in(), end_bytes_);
+      kernels::copy(slot.input + end_bytes_, task_.in() + tail_begin(), end_bytes_);
       board_.declare_peer_written(task_.out(), task_.bytes());
     }
     board_.post();
-    offsets_[index(board_.rank())] = own;
+    offsets_[index(board_.local_rank())] = own;
     for (int rank = 0; rank < board_.size(); ++rank)
-      if (rank != board_.rank())
+      if (rank != board_.local_rank())
         std::memcpy(&offsets_[index(rank)], board_.await(rank, 0).inline_data, sizeof own);
     const bool all =
         std::ranges::all_of(offsets_, [](const BufferOffsets& each) { return each.in != 0; });
@@ -64,50 +64,50 @@ class ZeroCopyAllreduce {
   }
 
   void run() {
-    reduce_edge(0, 0);
-    reduce_edge(tail_begin(), edge_bytes_);
+    reduce_end(0, 0);
+    reduce_end(tail_begin(), end_bytes_);
     const Range slice = own_slice();
     const std::size_t chunk = std::max(kCacheLine, board_.chunk_bytes() / kCacheLine * kCacheLine);
     for (std::size_t done = 0; done < slice.count; done += chunk) {
-      board_.throw_if_failed();  // after a failure, write at most one more chunk
+      board_.throw_if_any_rank_failed();  // after a failure, write at most one more chunk
       reduce_chunk(slice.begin + done, std::min(chunk, slice.count - done));
     }
     board_.open_step();
     board_.post();
     for (int rank = 0; rank < board_.size(); ++rank)
-      if (rank != board_.rank()) board_.await(rank, 1);
+      if (rank != board_.local_rank()) board_.await(rank, 1);
     // After a failure elsewhere, a rank's input may have changed before this rank read it.
-    board_.throw_if_failed();
+    board_.throw_if_any_rank_failed();
   }
 
  private:
-  [[nodiscard]] std::size_t tail_begin() const { return task_.bytes() - edge_bytes_; }
+  [[nodiscard]] std::size_t tail_begin() const { return task_.bytes() - end_bytes_; }
 
   [[nodiscard]] Range own_slice() const {
-    const std::size_t middle = tail_begin() - edge_bytes_;
+    const std::size_t middle = tail_begin() - end_bytes_;
     const Range lines =
         part(chunk_count(middle, kCacheLine), static_cast<std::size_t>(board_.size()),
-             static_cast<std::size_t>(board_.rank()));
+             static_cast<std::size_t>(board_.local_rank()));
     const Range bytes = chunk_range(middle, kCacheLine, lines.begin);
-    return {edge_bytes_ + bytes.begin, std::min(lines.count * kCacheLine, middle - bytes.begin)};
+    return {end_bytes_ + bytes.begin, std::min(lines.count * kCacheLine, middle - bytes.begin)};
   }
 
-  /// `begin`: offset of the edge in the message; `in_slot`: in the slots of step 0.
-  void reduce_edge(std::size_t begin, std::size_t in_slot) {
-    Sources edges(board_.size());
+  /// `begin`: offset of the end in the message; `slot_offset`: in the slots of step 0.
+  void reduce_end(std::size_t begin, std::size_t slot_offset) {
+    Sources ends(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      edges[rank] =
-          rank == board_.rank() ? task_.in() + begin : board_.await(rank, 0).input + in_slot;
-    task_.reduce(board_, task_.out() + begin, edges, edge_bytes_);
+      ends[rank] = rank == board_.local_rank() ? task_.in() + begin
+                                               : board_.await(rank, 0).input + slot_offset;
+    task_.reduce(board_, task_.out() + begin, ends, end_bytes_);
   }
 
   void reduce_chunk(std::size_t begin, std::size_t bytes) {
     Sources sources(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank) sources[rank] = in(rank) + begin;
-    const int next = (board_.rank() + 1) % board_.size();
+    const int next = (board_.local_rank() + 1) % board_.size();
     task_.reduce(board_, task_.out() + begin, sources, bytes, out(next) + begin);
     for (int rank = 0; rank < board_.size(); ++rank)
-      if (rank != board_.rank() && rank != next)
+      if (rank != board_.local_rank() && rank != next)
         task_.copy(out(rank) + begin, task_.out() + begin, bytes);
   }
 
@@ -123,7 +123,7 @@ class ZeroCopyAllreduce {
   const CollectiveTask& task_;
   std::vector<BufferOffsets> offsets_;
   /// At most this many bytes precede the first whole page and follow the last.
-  const std::size_t edge_bytes_ = page_bytes();
+  const std::size_t end_bytes_ = page_bytes();
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Zero-copy allreduce on one host, for buffers that every rank maps (Context::allocate). The
 // allreduce algorithms of one host try it first.
+// Thread safety: one operation, on one thread.
 #pragma once
 
 #include "algorithms/task.h"

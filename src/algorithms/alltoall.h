@@ -1,5 +1,5 @@
-// Gather, scatter and all-to-all in one form: which pairs of ranks exchange which bytes. Pure
-// functions.
+// Gather, scatter and all-to-all in one form: which pairs of ranks exchange which bytes.
+// Thread safety: pure functions.
 #pragma once
 
 #include "algorithms/task.h"

@@ -9,7 +9,7 @@
 // chunks: then every rank has the whole matrix of sizes, detects the same mismatches and computes
 // the same number of steps.
 #include "algorithms/alltoall.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 #include "base/format.h"
@@ -26,7 +26,7 @@ struct SizePair {
 static_assert(sizeof(SizePair) <= kMaxElementBytes, "one per rank must fit an area");
 
 void write_own_sizes(const Board& board, const CollectiveTask& task, SizePair* sizes) {
-  const int self = board.rank();
+  const int self = board.local_rank();
   for (int other = 0; other < board.size(); ++other)
     sizes[other] = {
         sends_to(task, self, other) ? outgoing(task, other).size() : 0,
@@ -70,7 +70,7 @@ Range range_from(std::uint64_t total, std::size_t begin, std::size_t bytes) {
 void copy_in(const Board& board, const CollectiveTask& task, const SlotLayout& layout,
              std::byte* slot, std::size_t begin, std::size_t chunk_bytes) {
   for (int to = 0; to < board.size(); ++to) {
-    if (to == board.rank() || !sends_to(task, board.rank(), to)) continue;
+    if (to == board.local_rank() || !sends_to(task, board.local_rank(), to)) continue;
     const auto data = outgoing(task, to);
     const Range chunk = range_from(data.size(), begin, chunk_bytes);
     if (chunk.count != 0)
@@ -89,9 +89,10 @@ void copy_out(const Board& board, const CollectiveTask& task, int from, const st
 }
 
 void copy_own(const Board& board, const CollectiveTask& task) {
-  if (!sends_to(task, board.rank(), board.rank())) return;
-  const auto from = outgoing(task, board.rank());
-  if (!from.empty()) copy_out(board, task, board.rank(), from.data(), 0, from.size(), from.size());
+  if (!sends_to(task, board.local_rank(), board.local_rank())) return;
+  const auto from = outgoing(task, board.local_rank());
+  if (!from.empty())
+    copy_out(board, task, board.local_rank(), from.data(), 0, from.size(), from.size());
 }
 
 /// All that this rank sends, if it may be read in place: one contiguous range that no incoming data
@@ -99,14 +100,14 @@ void copy_own(const Board& board, const CollectiveTask& task) {
 std::span<const std::byte> unmodified_input(const Board& board, const CollectiveTask& task) {
   std::span<const std::byte> all;
   for (int to = 0; to < board.size(); ++to) {
-    if (!sends_to(task, board.rank(), to)) continue;
+    if (!sends_to(task, board.local_rank(), to)) continue;
     const auto data = outgoing(task, to);
     if (data.empty()) continue;
     if (!all.empty() && all.data() + all.size() != data.data()) return {};
     all = {all.empty() ? data.data() : all.data(), all.size() + data.size()};
   }
   for (int from = 0; from < board.size(); ++from)
-    if (sends_to(task, from, board.rank()) && !disjoint(incoming(task, from), all)) return {};
+    if (sends_to(task, from, board.local_rank()) && !disjoint(incoming(task, from), all)) return {};
   return all;
 }
 
@@ -135,12 +136,13 @@ void exchange(Board& board, const CollectiveTask& task, const SlotLayout& layout
       copy_in(board, task, layout, slot.input_of(step_bytes), begin, chunk_bytes);
     board.post();
     for (int from = 0; from < board.size(); ++from) {
-      if (from == board.rank() || !sends_to(task, from, board.rank())) continue;
+      if (from == board.local_rank() || !sends_to(task, from, board.local_rank())) continue;
       const Board::PeerSlot theirs = board.await(from, first_step + step);
       const std::byte* in_place = is_inline ? nullptr : published_address(board, from, theirs);
-      const std::byte* source = in_place != nullptr ? in_place + offset_in(from) + begin
-                                                    : theirs.input_of(step_bytes) +
-                                                          layout.offset(board.rank(), chunk_bytes);
+      const std::byte* source =
+          in_place != nullptr
+              ? in_place + offset_in(from) + begin
+              : theirs.input_of(step_bytes) + layout.offset(board.local_rank(), chunk_bytes);
       copy_out(board, task, from, source, begin, chunk_bytes, largest);
     }
   }
@@ -164,7 +166,7 @@ std::vector<std::size_t> input_offsets(const Board& board, std::span<const SizeP
   std::vector<std::size_t> offsets;
   for (const SizePair* of_rank : sizes) {
     std::size_t bytes = 0;
-    for (int to = 0; to < board.rank(); ++to) bytes += of_rank[to].sent;
+    for (int to = 0; to < board.local_rank(); ++to) bytes += of_rank[to].sent;
     offsets.push_back(bytes);
   }
   return offsets;
@@ -173,7 +175,7 @@ std::vector<std::size_t> input_offsets(const Board& board, std::span<const SizeP
 void exchange_equal(Board& board, const CollectiveTask& task) {
   const SlotLayout layout(board, task);
   exchange(board, task, layout, task.bytes(), 0, 0,
-           [&](int /*from*/) { return layout.offset(board.rank(), task.bytes()); });
+           [&](int /*from*/) { return layout.offset(board.local_rank(), task.bytes()); });
   copy_own(board, task);
 }
 
@@ -188,13 +190,14 @@ void exchange_uneven(Board& board, const CollectiveTask& task) {
   std::vector<const SizePair*> sizes(static_cast<std::size_t>(board.size()));
   for (int rank = 0; rank < board.size(); ++rank)
     sizes[static_cast<std::size_t>(rank)] =
-        rank == board.rank() ? own : reinterpret_cast<const SizePair*>(board.await(rank, 0).input);
+        rank == board.local_rank() ? own
+                                   : reinterpret_cast<const SizePair*>(board.await(rank, 0).input);
   const std::size_t largest = check_sizes(board, sizes);
   const std::vector<std::size_t> offsets = input_offsets(board, sizes);
   for (int from = 0; from < board.size(); ++from)
-    if (from != board.rank() && sends_to(task, from, board.rank()))
+    if (from != board.local_rank() && sends_to(task, from, board.local_rank()))
       copy_out(board, task, from,
-               board.await(from, 0).result + layout.offset(board.rank(), first_chunk), 0,
+               board.await(from, 0).result + layout.offset(board.local_rank(), first_chunk), 0,
                first_chunk, largest);
   if (largest > first_chunk)
     exchange(board, task, layout, largest, first_chunk, 1,

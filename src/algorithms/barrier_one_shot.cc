@@ -7,7 +7,7 @@ void barrier_one_shot(Board& board, const CollectiveTask&) {
   board.open_step();
   board.post();
   for (int peer = 0; peer < board.size(); ++peer)
-    if (peer != board.rank()) board.await(peer, 0);
+    if (peer != board.local_rank()) board.await(peer, 0);
 }
 
 }  // namespace tccl

@@ -1,14 +1,14 @@
 // One-shot broadcast on one host: step i carries chunk i of the root's input, which all other ranks
 // copy out. The root waits for readers only when its slots are used up, or if they read its tensor
 // in place.
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
 
 void broadcast_one_shot(Board& board, const CollectiveTask& task) {
-  const bool is_root = board.rank() == task.root();
+  const bool is_root = board.local_rank() == task.root();
   const std::size_t chunk_bytes = chunk_size(task.bytes(), board.chunk_bytes());
   const std::uint32_t steps = steps_for(task.bytes(), chunk_bytes);
   for (std::uint32_t step = 0; step < steps; ++step) {

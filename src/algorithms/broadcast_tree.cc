@@ -4,7 +4,7 @@
 // Each host has a host root: the root on its own host, local rank 0 elsewhere. For each chunk a
 // host root receives from its parent | sends to its children | posts on the board. The other ranks
 // of the host copy the chunk out.
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 
@@ -30,7 +30,7 @@ class TreeBroadcast {
   }
 
   void run() {
-    if (board_.rank() == host_root_) return run_host_root();
+    if (board_.local_rank() == host_root_) return run_host_root();
     for (std::uint32_t step = 0; step < steps_; ++step) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes_, step);
       board_.open_step();

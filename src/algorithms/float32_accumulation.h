@@ -1,5 +1,6 @@
 // Reductions of 8-bit floats over hosts accumulate in float32: rounding each host's sum to 8 bits
 // would leave two or three significant bits.
+// Thread safety: one operation, on one thread.
 #pragma once
 
 #include "algorithms/task.h"

@@ -1,11 +1,10 @@
 // Partial sums that hosts exchange in a hierarchical reduction: their format in a network message
-// (unchanged, or float32 packed into fewer bytes, CCL_WIRE_DTYPE), and the reduction over hosts.
+// (unchanged, or float32 compressed, CCL_WIRE_DTYPE), and the reduction over hosts.
 //
-//   sums.pack(message->data(), host_sum, bytes);
+//   sums.compress(message->data(), host_sum, bytes);
 //   channel.send(message, sums.wire_bytes(bytes), peer);
 //   sums.reduce(out, host_sum, messages_from_other_hosts, bytes);
-//
-// One operation, on one thread.
+// Thread safety: one operation, on one thread.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +12,8 @@
 #include <vector>
 
 #include "algorithms/task.h"
+#include "kernels/compress.h"
 #include "kernels/copy.h"
-#include "kernels/pack.h"
 #include "transport/network_channel.h"
 
 namespace tccl {
@@ -24,20 +23,20 @@ class HostSums {
   HostSums(NetworkChannel& channel, const CollectiveTask& task, WireFormat format)
       : channel_(channel), task_(task), format_(format) {}
 
-  [[nodiscard]] bool packs() const { return format_ != WireFormat::uncompressed; }
+  [[nodiscard]] bool compresses() const { return format_ != WireFormat::uncompressed; }
   /// Bytes in a message of `bytes` of sums.
   [[nodiscard]] std::size_t wire_bytes(std::size_t bytes) const {
-    return packs() ? kernels::packed_bytes(format_, bytes / sizeof(float)) : bytes;
+    return compresses() ? kernels::compressed_bytes(format_, bytes / sizeof(float)) : bytes;
   }
-  void pack(std::byte* to, const std::byte* sums, std::size_t bytes) const {
-    if (packs())
-      kernels::pack(to, reinterpret_cast<const float*>(sums), bytes / sizeof(float), format_);
+  void compress(std::byte* to, const std::byte* sums, std::size_t bytes) const {
+    if (compresses())
+      kernels::compress(to, reinterpret_cast<const float*>(sums), bytes / sizeof(float), format_);
     else
       kernels::copy(to, sums, bytes);
   }
-  void unpack(std::byte* sums, const std::byte* from, std::size_t bytes) const {
-    if (packs())
-      kernels::unpack(reinterpret_cast<float*>(sums), from, bytes / sizeof(float), format_);
+  void decompress(std::byte* sums, const std::byte* from, std::size_t bytes) const {
+    if (compresses())
+      kernels::decompress(reinterpret_cast<float*>(sums), from, bytes / sizeof(float), format_);
     else
       kernels::copy(sums, from, bytes);
   }
@@ -46,7 +45,7 @@ class HostSums {
   /// waits. `to` may be `own`.
   void reduce(std::byte* to, const std::byte* own,
               std::span<const NetworkChannel::MessagePtr> others, std::size_t bytes) {
-    if (packs()) unpacked_.resize(others.size() * bytes);
+    if (compresses()) decompressed_.resize(others.size() * bytes);
     const HostMap& host_map = channel_.host_map();
     Sources sources(host_map.hosts());
     std::size_t next = 0;
@@ -61,16 +60,16 @@ class HostSums {
   const std::byte* receive(std::span<const NetworkChannel::MessagePtr> messages, std::size_t index,
                            std::size_t bytes) {
     const std::byte* data = channel_.await(messages[index], wire_bytes(bytes));
-    if (!packs()) return data;
-    std::byte* sums = unpacked_.data() + index * bytes;
-    unpack(sums, data, bytes);
+    if (!compresses()) return data;
+    std::byte* sums = decompressed_.data() + index * bytes;
+    decompress(sums, data, bytes);
     return sums;
   }
 
   NetworkChannel& channel_;
   const CollectiveTask& task_;
   WireFormat format_;
-  std::vector<std::byte> unpacked_;
+  std::vector<std::byte> decompressed_;
 };
 
 }  // namespace tccl

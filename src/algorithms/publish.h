@@ -2,7 +2,8 @@
 //   - inline, in the step's header, up to Board::kInlineBytes;
 //   - in place, if the input is in memory that peers map (zero copy): its offset is inline;
 //   - in the slot, as a copy.
-// publish() chooses; published() finds it on the reader's side. One operation, on one thread.
+// publish() chooses; published() finds it on the reader's side.
+// Thread safety: one operation, on one thread.
 #pragma once
 
 #include <cstring>

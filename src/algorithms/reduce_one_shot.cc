@@ -5,16 +5,16 @@
 // One synchronisation per chunk, but P times the arithmetic of two_shot: best for small messages,
 // and with two ranks for all sizes, because then no algorithm reads less.
 #include "algorithms/allreduce_zero_copy.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 
 namespace tccl {
 namespace {
 
-/// `reader` is the rank that gets the result, or Board::kEveryone.
-void reduce_chunks(Board& board, const CollectiveTask& task, int reader) {
-  const bool needs_result = reader == Board::kEveryone || reader == board.rank();
+/// `result_rank` is the rank that gets the result, or Board::kEveryone.
+void reduce_chunks(Board& board, const CollectiveTask& task, int result_rank) {
+  const bool needs_result = result_rank == Board::kEveryone || result_rank == board.local_rank();
   const bool unmodified = !needs_result || task.in() != task.out();
   const std::size_t chunk_bytes =
       chunk_size(task.bytes(), board.chunk_bytes()) / task.element_bytes() * task.element_bytes();
@@ -24,11 +24,12 @@ void reduce_chunks(Board& board, const CollectiveTask& task, int reader) {
     const Range chunk = chunk_range(task.bytes(), chunk_bytes, step);
     const std::byte* own = task.in() + chunk.begin;
     const Board::Slot slot = board.open_step();
-    if (reader != board.rank()) publish(board, task, slot, own, chunk.count, reader, unmodified);
+    if (result_rank != board.local_rank())
+      publish(board, task, slot, own, chunk.count, result_rank, unmodified);
     board.post();
     if (!needs_result) continue;
     for (int rank = 0; rank < board.size(); ++rank)
-      sources[rank] = rank == board.rank() ? own : published(board, rank, step, chunk.count);
+      sources[rank] = rank == board.local_rank() ? own : published(board, rank, step, chunk.count);
     task.reduce(board, task.out() + chunk.begin, sources, chunk.count);
   }
 }

@@ -3,7 +3,7 @@
 // A rail is one rank of each host (not a network rail): rail r connects the ranks with local rank
 // r. There are as many rails as the smallest host has ranks, so every rank of that host uses the
 // network. The message is divided into chunks, each chunk into one slice per rail, each slice into
-// one share per host (patterns.h). A chunk passes four stages, a reduce-scatter and an all-gather
+// one share per host (partition.h). A chunk passes four stages, a reduce-scatter and an all-gather
 // on two levels:
 //
 //   send      reduce-scatter on the host: each rail reduces its slice of all local ranks' inputs,
@@ -17,8 +17,8 @@
 // different chunks, kStageLag steps apart, so that the network does not wait for the board.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/pipeline.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {
@@ -26,21 +26,21 @@ namespace {
 /// Chunks in flight between two stages. More do not fill the network better, but let the hosts
 /// drift apart: 1 MiB over 4 hosts at 1 Gbit/s then took 13.9 ms instead of 13.6.
 constexpr std::uint32_t kStageLag = 1;
-/// Unsent messages per other host.
-constexpr std::size_t kMaxUnsent = 2 * kStageLag + 2;
+/// Messages in flight per other host.
+constexpr std::size_t kMaxInFlight = 2 * kStageLag + 2;
 
 class RailReduction {
  public:
-  /// `reader` is the rank that gets the result, or Board::kEveryone.
-  RailReduction(Board& board, NetworkChannel& channel, const CollectiveTask& task, int reader)
+  /// `result_rank` is the rank that gets the result, or Board::kEveryone.
+  RailReduction(Board& board, NetworkChannel& channel, const CollectiveTask& task, int result_rank)
       : board_(board),
         channel_(channel),
         host_map_(channel.host_map()),
         task_(task),
-        sums_(channel, task, channel.format()),
-        reader_(reader),
+        sums_(channel, task, channel.wire_format()),
+        result_rank_(result_rank),
         host_(host_map_.host_of(channel.rank())),
-        rail_(static_cast<std::size_t>(board.rank())),
+        rail_(static_cast<std::size_t>(board.local_rank())),
         rails_(static_cast<std::size_t>(host_map_.min_local_size())),
         hosts_(static_cast<std::size_t>(host_map_.hosts())),
         slices_(task.operation().count, task.element_bytes(), chunk_bytes() / task.element_bytes(),
@@ -92,14 +92,14 @@ class RailReduction {
     return std::max(task_.element_bytes(), wanted);
   }
   [[nodiscard]] bool is_on_rail() const { return rail_ < rails_; }
-  [[nodiscard]] bool has_reader(int host) const {
-    return reader_ == Board::kEveryone || host == host_map_.host_of(reader_);
+  [[nodiscard]] bool has_result_rank(int host) const {
+    return result_rank_ == Board::kEveryone || host == host_map_.host_of(result_rank_);
   }
-  [[nodiscard]] bool is_reader() const {
-    return reader_ == Board::kEveryone || reader_ == channel_.rank();
+  [[nodiscard]] bool is_result_rank() const {
+    return result_rank_ == Board::kEveryone || result_rank_ == channel_.rank();
   }
   /// The rank of `host` on this rail.
-  [[nodiscard]] int rail_peer(int host) const { return host_map_.ranks_of(host)[rail_]; }
+  [[nodiscard]] int rank_on_rail(int host) const { return host_map_.ranks_of(host)[rail_]; }
   InFlight& in_flight(std::uint32_t chunk) { return in_flight_[chunk % in_flight_.size()]; }
   /// The share of `host` of this rail's slice, in bytes from the start of the slice.
   [[nodiscard]] Range share(std::uint32_t chunk, int host) const {
@@ -110,27 +110,28 @@ class RailReduction {
     const Slice own = slices_.at(chunk, rail_);
     Sources sources(board_.size());
     for (int rank = 0; rank < board_.size(); ++rank)
-      sources[rank] = rank == board_.rank() ? task_.in() + own.in_message
-                                            : board_.await(rank, chunk).input + own.in_chunk;
+      sources[rank] = rank == board_.local_rank()
+                          ? task_.in() + own.message_offset
+                          : board_.await(rank, chunk).input + own.chunk_offset;
     InFlight& state = in_flight(chunk);
     task_.reduce_local(board_, host_map_.ranks(), state.sums.data(), sources, own.bytes);
     for (std::size_t k = 1; k < hosts_; ++k) {  // each host starts with another receiver
       const int host = static_cast<int>((static_cast<std::size_t>(host_) + k) % hosts_);
       const Range theirs = share(chunk, host);
-      const int to = rail_peer(host);
+      const int to = rank_on_rail(host);
       if (theirs.count != 0) send_sums(state.sums.data() + theirs.begin, theirs.count, {&to, 1});
     }
     state.partial_sums.clear();
     const bool has_share = share(chunk, host_).count != 0;
     for (int host = 0; has_share && host < host_map_.hosts(); ++host)
-      if (host != host_) state.partial_sums.push_back(channel_.post_receive(rail_peer(host)));
-    channel_.flush(kMaxUnsent * hosts_);
+      if (host != host_) state.partial_sums.push_back(channel_.post_receive(rank_on_rail(host)));
+    channel_.flush(kMaxInFlight * hosts_);
   }
 
   NetworkChannel::MessagePtr send_sums(const std::byte* sums, std::size_t bytes,
                                        std::span<const int> to) {
     NetworkChannel::MessagePtr message = channel_.acquire();
-    sums_.pack(message->data(), sums, bytes);
+    sums_.compress(message->data(), sums, bytes);
     channel_.send(message, sums_.wire_bytes(bytes), to);
     return message;
   }
@@ -145,50 +146,51 @@ class RailReduction {
     }
     state.partial_sums.clear();
     state.results.clear();
-    for (int host = 0; has_reader(host_) && host < host_map_.hosts(); ++host)
+    for (int host = 0; has_result_rank(host_) && host < host_map_.hosts(); ++host)
       if (host != host_ && share(chunk, host).count != 0)
-        state.results.push_back(channel_.post_receive(rail_peer(host)));
+        state.results.push_back(channel_.post_receive(rank_on_rail(host)));
   }
 
   void send_result(std::byte* sum, std::size_t bytes) {
     std::vector<int> to;
     for (int host = 0; host < host_map_.hosts(); ++host)
-      if (host != host_ && has_reader(host)) to.push_back(rail_peer(host));
+      if (host != host_ && has_result_rank(host)) to.push_back(rank_on_rail(host));
     if (to.empty()) return;
     const NetworkChannel::MessagePtr sent = send_sums(sum, bytes, to);
-    // If packing loses bits, the sending host must use the packed sum, too: all ranks get the same.
-    if (sums_.packs()) sums_.unpack(sum, sent->data(), bytes);
+    // If compression loses bits, the sending host must use the compressed sum, too: all ranks get
+    // the same.
+    if (sums_.compresses()) sums_.decompress(sum, sent->data(), bytes);
   }
 
   void collect(std::uint32_t chunk) {
-    if (!has_reader(host_)) return;
+    if (!has_result_rank(host_)) return;
     InFlight& state = in_flight(chunk);
     std::size_t next = 0;
     for (int host = 0; host < host_map_.hosts(); ++host) {
       const Range theirs = share(chunk, host);
       if (host == host_ || theirs.count == 0) continue;
       const std::byte* data = channel_.await(state.results[next++], sums_.wire_bytes(theirs.count));
-      sums_.unpack(state.sums.data() + theirs.begin, data, theirs.count);
+      sums_.decompress(state.sums.data() + theirs.begin, data, theirs.count);
     }
     state.results.clear();
     const Slice own = slices_.at(chunk, rail_);
-    if (is_reader())
-      task_.copy_out(task_.out() + own.in_message, state.sums.data(), own.bytes, task_.bytes());
+    if (is_result_rank())
+      task_.copy_out(task_.out() + own.message_offset, state.sums.data(), own.bytes, task_.bytes());
   }
 
   void publish_slice(std::uint32_t chunk, std::byte* result) {
-    if (!is_on_rail() || board_.size() == 1 || !has_reader(host_)) return;
+    if (!is_on_rail() || board_.size() == 1 || !has_result_rank(host_)) return;
     const Slice own = slices_.at(chunk, rail_);
-    task_.copy(result + own.in_chunk, in_flight(chunk).sums.data(), own.bytes);
+    task_.copy(result + own.chunk_offset, in_flight(chunk).sums.data(), own.bytes);
   }
 
   void read(std::uint32_t chunk, std::uint32_t step) {
-    if (!is_reader()) return;
+    if (!is_result_rank()) return;
     for (std::size_t rail = 0; rail < rails_; ++rail) {
       if (rail == rail_) continue;
       const Slice slice = slices_.at(chunk, rail);
-      task_.copy_out(task_.out() + slice.in_message,
-                     board_.await(static_cast<int>(rail), step).result + slice.in_chunk,
+      task_.copy_out(task_.out() + slice.message_offset,
+                     board_.await(static_cast<int>(rail), step).result + slice.chunk_offset,
                      slice.bytes, task_.bytes());
     }
   }
@@ -198,7 +200,7 @@ class RailReduction {
   const HostMap& host_map_;
   const CollectiveTask& task_;
   HostSums sums_;
-  int reader_;
+  int result_rank_;
   int host_;
   std::size_t rail_;  // this rank's; not below rails_ if it is on none
   std::size_t rails_;

@@ -3,9 +3,9 @@
 // Step i carries chunk i of every rank's block, side by side in the slot. Each rank posts its input
 // for all other ranks and reduces all ranks' inputs for itself, in rank order. If the input is in
 // memory that peers can map, they read it there and nothing is copied in.
-#include "algorithms/pipeline.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 std::span<const std::byte> unmodified_input(const Board& board, const CollectiveTask& task) {
   if (!task.operation().in_blocks.empty()) return {};
   const std::span all(task.in(), task.bytes() * static_cast<std::size_t>(board.size()));
-  const bool is_unmodified = task.out() == task.input_for(board.rank()).data() ||
+  const bool is_unmodified = task.out() == task.input_for(board.local_rank()).data() ||
                              disjoint({task.out(), task.bytes()}, all);
   return is_unmodified ? all : std::span<const std::byte>();
 }
@@ -24,7 +24,7 @@ std::span<const std::byte> unmodified_input(const Board& board, const Collective
 }  // namespace
 
 void reduce_scatter_one_shot(Board& board, const CollectiveTask& task) {
-  const int self = board.rank();
+  const int self = board.local_rank();
   const std::size_t longest = std::max(task.element_bytes(), task.longest_input());
   const BlockChunks chunks(
       task, board.size(),
@@ -50,7 +50,7 @@ void reduce_scatter_one_shot(Board& board, const CollectiveTask& task) {
       const std::byte* in_place = is_inline ? nullptr : published_address(board, rank, theirs);
       const std::size_t block_begin = task.input_for(self).size() * static_cast<std::size_t>(self);
       sources[rank] = in_place != nullptr ? in_place + block_begin + chunk.begin
-                                          : theirs.input_of(step_bytes) + chunks.in_slot(self);
+                                          : theirs.input_of(step_bytes) + chunks.slot_offset(self);
     }
     task.reduce(board, task.out() + chunk.begin, sources, chunk.count);
   }

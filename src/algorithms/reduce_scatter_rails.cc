@@ -11,8 +11,8 @@
 //            host
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/pipeline.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {
@@ -27,7 +27,7 @@ class RailReduceScatter {
         channel_(channel),
         host_map_(channel.host_map()),
         task_(task),
-        sums_(channel, task, channel.format()),
+        sums_(channel, task, channel.wire_format()),
         rank_(channel.rank()),
         host_(host_map_.host_of(rank_)),
         longest_(std::max(task.element_bytes(), task.longest_input())),
@@ -84,9 +84,9 @@ class RailReduceScatter {
   void reduce_local(std::byte* sum, int rank, std::uint32_t step) {
     Sources sources(board_.size());
     for (int peer = 0; peer < board_.size(); ++peer)
-      sources[peer] = peer == board_.rank()
+      sources[peer] = peer == board_.local_rank()
                           ? chunks_.input(rank, step)
-                          : board_.await(peer, step).input + chunks_.in_slot(rank);
+                          : board_.await(peer, step).input + chunks_.slot_offset(rank);
     task_.reduce_local(board_, host_map_.ranks(), sum, sources, chunks_.range(rank, step).count);
   }
 
@@ -94,10 +94,10 @@ class RailReduceScatter {
     const std::size_t bytes = chunks_.range(rank, step).count;
     if (bytes == 0) return;
     const NetworkChannel::MessagePtr message = channel_.acquire();
-    if (sums_.packs()) {
-      unpacked_.resize(bytes);
-      reduce_local(unpacked_.data(), rank, step);
-      sums_.pack(message->data(), unpacked_.data(), bytes);
+    if (sums_.compresses()) {
+      decompressed_.resize(bytes);
+      reduce_local(decompressed_.data(), rank, step);
+      sums_.compress(message->data(), decompressed_.data(), bytes);
     } else {
       reduce_local(message->data(), rank, step);
     }
@@ -122,7 +122,7 @@ class RailReduceScatter {
   std::size_t longest_;
   BlockChunks chunks_;
   std::vector<InFlight> in_flight_;
-  std::vector<std::byte> unpacked_;
+  std::vector<std::byte> decompressed_;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Two-shot allreduce and reduce on one host: reduce-scatter and all-gather, pipelined over chunks.
 //
 // The message is divided into chunks that fit a slot, each chunk into one slice per rank, which
-// that rank reduces (patterns.h). Step i of a rank does three things at once:
+// that rank reduces (partition.h). Step i of a rank does three things at once:
 //
 //   copy in     this rank's input to chunk i, all slices but its own         -> slot.input
 //   reduce      its own slice of chunk i - 1, from every rank's slot.input   -> slot.result
@@ -12,8 +12,8 @@
 // So a step waits only for data that peers posted a whole step earlier. A reduce is the same,
 // except that only the root copies out.
 #include "algorithms/allreduce_zero_copy.h"
-#include "algorithms/pipeline.h"
 #include "algorithms/registry.h"
+#include "algorithms/slices.h"
 
 namespace tccl {
 namespace {
@@ -24,7 +24,7 @@ class TwoShotReduction {
       : board_(board),
         task_(task),
         needs_result_(needs_result),
-        rank_(static_cast<std::size_t>(board.rank())),
+        rank_(static_cast<std::size_t>(board.local_rank())),
         slices_(task.operation().count, task.element_bytes(),
                 chunk_size(task.bytes(), board.chunk_bytes()) / task.element_bytes(),
                 static_cast<std::size_t>(board.size())),
@@ -47,10 +47,12 @@ class TwoShotReduction {
   void reduce_own_slice(std::uint32_t chunk, std::byte* result) {
     const Slice own = slices_.at(chunk, rank_);
     for (int rank = 0; rank < board_.size(); ++rank)
-      sources_[rank] = rank == board_.rank() ? task_.in() + own.in_message
-                                             : board_.await(rank, chunk).input + own.in_chunk;
-    if (!needs_result_) return task_.reduce(board_, result + own.in_chunk, sources_, own.bytes);
-    task_.reduce(board_, task_.out() + own.in_message, sources_, own.bytes, result + own.in_chunk);
+      sources_[rank] = rank == board_.local_rank()
+                           ? task_.in() + own.message_offset
+                           : board_.await(rank, chunk).input + own.chunk_offset;
+    if (!needs_result_) return task_.reduce(board_, result + own.chunk_offset, sources_, own.bytes);
+    task_.reduce(board_, task_.out() + own.message_offset, sources_, own.bytes,
+                 result + own.chunk_offset);
   }
 
   /// The reduced slices of a chunk are posted one step after the chunk's input.
@@ -59,15 +61,15 @@ class TwoShotReduction {
     for (std::size_t rank = 0; rank < slices_.per_chunk(); ++rank) {
       if (rank == rank_) continue;
       const Slice slice = slices_.at(chunk, rank);
-      task_.copy(task_.out() + slice.in_message,
-                 board_.await(static_cast<int>(rank), chunk + 1).result + slice.in_chunk,
+      task_.copy(task_.out() + slice.message_offset,
+                 board_.await(static_cast<int>(rank), chunk + 1).result + slice.chunk_offset,
                  slice.bytes);
     }
   }
 
   void await_all(std::uint32_t step) {
     for (int peer = 0; needs_result_ && peer < board_.size(); ++peer)
-      if (peer != board_.rank()) board_.await(peer, step);
+      if (peer != board_.local_rank()) board_.await(peer, step);
   }
 
   Board& board_;
@@ -85,7 +87,7 @@ void allreduce_two_shot(Board& board, const CollectiveTask& task) {
 }
 
 void reduce_two_shot(Board& board, const CollectiveTask& task) {
-  TwoShotReduction(board, task, board.rank() == task.root()).run();
+  TwoShotReduction(board, task, board.local_rank() == task.root()).run();
 }
 
 }  // namespace tccl

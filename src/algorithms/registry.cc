@@ -3,15 +3,15 @@
 namespace tccl {
 namespace {
 
-constexpr DefaultRule kAlways[] = {{}};
+constexpr Algorithm::Rule kAlways[] = {{}};
 // Measured thresholds: see docs/dev/measurements.md.
 /// one_shot reads (P - 1) times the data on every rank, two_shot less than twice the data.
-constexpr DefaultRule kLargeData[] = {{.from_bytes = std::size_t{1} << 20, .from_ranks = 6}};
+constexpr Algorithm::Rule kLargeData[] = {{.from_bytes = std::size_t{1} << 20, .from_ranks = 6}};
 /// Converting float8 costs more than the second synchronisation, so ranks share the arithmetic.
-constexpr DefaultRule kLargeDataOrFloat8[] = {
+constexpr Algorithm::Rule kLargeDataOrFloat8[] = {
     kLargeData[0], {.from_bytes = 1024, .from_ranks = 2, .float8_only = true}};
 /// Between hosts, from 32 KiB on the bytes cost more than the messages.
-constexpr DefaultRule kLargeDataBetweenHosts[] = {
+constexpr Algorithm::Rule kLargeDataBetweenHosts[] = {
     {.from_bytes = std::size_t{32} << 10, .from_ranks = 2}};
 
 constexpr Algorithm kAlgorithms[] = {
@@ -53,14 +53,14 @@ constexpr Algorithm kAlgorithms[] = {
     {Op::alltoallv, "one_shot", "as alltoall; the first step carries the sizes, which are checked",
      alltoallv_one_shot, nullptr, kAlways},
     // --- ranks on several hosts ---
-    {Op::barrier, "leader_alltoall", "one leader per host sends a message to all other leaders",
-     nullptr, barrier_leader_alltoall, kAlways},
+    {Op::barrier, "leader_allgather", "one leader per host sends a message to all other leaders",
+     nullptr, barrier_leader_allgather, kAlways},
     {Op::broadcast, "tree",
      "binomial tree of hosts for small messages, chain of hosts for large ones", nullptr,
      broadcast_tree, kAlways},
-    {Op::allreduce, "leader_alltoall",
+    {Op::allreduce, "leader_allgather",
      "one leader per host sends its host's sum to all other leaders: latency of one message",
-     nullptr, allreduce_leader_alltoall, kAlways},
+     nullptr, allreduce_leader_allgather, kAlways},
     {Op::allreduce, "rails",
      "hierarchical reduce-scatter and all-gather; every local rank sends one slice", nullptr,
      allreduce_rails, kLargeDataBetweenHosts},
@@ -68,30 +68,28 @@ constexpr Algorithm kAlgorithms[] = {
      reduce_rails, kAlways},
     {Op::allgather, "rails", "each block crosses the network once per other host", nullptr,
      allgather_rails, kAlways},
-    {Op::gather, "pairwise", "ranks on different hosts send directly to the root", nullptr,
-     alltoall_pairwise, kAlways},
-    {Op::scatter, "pairwise", "the root sends directly to ranks on other hosts", nullptr,
-     alltoall_pairwise, kAlways},
+    {Op::gather, "linear", "ranks on different hosts send directly to the root", nullptr,
+     alltoall_linear, kAlways},
+    {Op::scatter, "linear", "the root sends directly to ranks on other hosts", nullptr,
+     alltoall_linear, kAlways},
     {Op::reduce_scatter, "rails", "each host sends its sum of a rank's block to that rank", nullptr,
      reduce_scatter_rails, kAlways},
-    {Op::alltoall, "pairwise", "ranks on different hosts exchange directly", nullptr,
-     alltoall_pairwise, kAlways},
+    {Op::alltoall, "linear", "ranks on different hosts exchange directly", nullptr, alltoall_linear,
+     kAlways},
     {Op::allgatherv, "rails", "as allgather, with one size per rank", nullptr, allgather_rails,
      kAlways},
-    {Op::gatherv, "pairwise", "as gather; sizes are checked", nullptr, alltoall_pairwise, kAlways},
-    {Op::scatterv, "pairwise", "as scatter; sizes are checked", nullptr, alltoall_pairwise,
-     kAlways},
+    {Op::gatherv, "linear", "as gather; sizes are checked", nullptr, alltoall_linear, kAlways},
+    {Op::scatterv, "linear", "as scatter; sizes are checked", nullptr, alltoall_linear, kAlways},
     {Op::reduce_scatterv, "rails", "as reduce_scatter, with one size per rank", nullptr,
      reduce_scatter_rails, kAlways},
-    {Op::alltoallv, "pairwise", "as alltoall; sizes are checked", nullptr, alltoall_pairwise,
-     kAlways},
+    {Op::alltoallv, "linear", "as alltoall; sizes are checked", nullptr, alltoall_linear, kAlways},
 };
 
-/// Whether some algorithm runs whatever the size and the number of ranks.
+/// Whether an algorithm of this operation has no condition.
 consteval bool has_fallback(Op op, bool over_hosts) {
   for (const Algorithm& row : kAlgorithms)
     if (row.op == op && (row.run_over_hosts != nullptr) == over_hosts &&
-        row.rules.data() == static_cast<const DefaultRule*>(kAlways))
+        row.rules.data() == static_cast<const Algorithm::Rule*>(kAlways))
       return true;
   return false;
 }

@@ -1,5 +1,6 @@
 // A validated collective operation as an algorithm sees it: bytes per rank, and copies and
-// reductions that use the worker threads. One operation, on one thread.
+// reductions that use the worker threads.
+// Thread safety: one operation, on one thread.
 #pragma once
 
 #include <algorithm>

@@ -10,37 +10,38 @@ constexpr std::string_view kAcceptor = "acceptor ";
 constexpr std::string_view kConnector = "connector";
 static_assert(kAcceptor.size() == kConnector.size());
 
-Digest proof_of(std::string_view role, std::string_view secret, const Digest& acceptor_nonce,
-                const Digest& connector_nonce, std::string_view context) {
+Bytes32 proof_of(std::string_view role, std::string_view secret, const Bytes32& acceptor_nonce,
+                 const Bytes32& connector_nonce, std::string_view binding_data) {
   std::string message(role);
-  message.append(as_text(acceptor_nonce)).append(as_text(connector_nonce)).append(context);
+  message.append(as_text(acceptor_nonce)).append(as_text(connector_nonce)).append(binding_data);
   return hmac_sha256(secret, message);
 }
 
 }  // namespace
 
-Challenge make_challenge() { return {random_digest()}; }
+Challenge make_challenge() { return {random_bytes32()}; }
 
-Response respond(std::string_view secret, const Challenge& challenge, std::string_view context) {
-  const Digest nonce = random_digest();
-  return {nonce, proof_of(kConnector, secret, challenge.nonce, nonce, context)};
+Response respond(std::string_view secret, const Challenge& challenge,
+                 std::string_view binding_data) {
+  const Bytes32 nonce = random_bytes32();
+  return {nonce, proof_of(kConnector, secret, challenge.nonce, nonce, binding_data)};
 }
 
 bool verify(std::string_view secret, const Challenge& challenge, const Response& response,
-            std::string_view context) {
-  return same_digest(response.proof,
-                     proof_of(kConnector, secret, challenge.nonce, response.nonce, context));
+            std::string_view binding_data) {
+  return same_bytes(response.proof,
+                    proof_of(kConnector, secret, challenge.nonce, response.nonce, binding_data));
 }
 
 Confirmation confirm(std::string_view secret, const Challenge& challenge, const Response& response,
-                     std::string_view context) {
-  return {proof_of(kAcceptor, secret, challenge.nonce, response.nonce, context)};
+                     std::string_view binding_data) {
+  return {proof_of(kAcceptor, secret, challenge.nonce, response.nonce, binding_data)};
 }
 
 bool verify(std::string_view secret, const Challenge& challenge, const Response& response,
-            const Confirmation& confirmation, std::string_view context) {
-  return same_digest(confirmation.proof,
-                     proof_of(kAcceptor, secret, challenge.nonce, response.nonce, context));
+            const Confirmation& confirmation, std::string_view binding_data) {
+  return same_bytes(confirmation.proof,
+                    proof_of(kAcceptor, secret, challenge.nonce, response.nonce, binding_data));
 }
 
 }  // namespace tccl

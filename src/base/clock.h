@@ -1,4 +1,5 @@
-// Monotonic clock and absolute deadlines. Thread-safe.
+// Monotonic clock and absolute deadlines.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <algorithm>

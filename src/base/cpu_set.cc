@@ -46,7 +46,7 @@ int parse_cpu(std::string_view* text) {
   int cpu = -1;
   const auto [end, problem] = std::from_chars(text->data(), text->data() + text->size(), cpu);
   if (problem != std::errc() || cpu < 0 || cpu >= kMaxCpus)
-    throw Error(Errc::invalid_argument, "must be auto or cores, such as 0,1,28-31");
+    throw Error(Errc::invalid_argument, "must be auto or CPUs, such as 0,1,28-31");
   text->remove_prefix(static_cast<std::size_t>(end - text->data()));
   return cpu;
 }
@@ -64,11 +64,11 @@ std::vector<int> parse_cpus(std::string_view text) {
   do {
     const int first = parse_cpu(&text);
     const int last = take(&text, '-') ? parse_cpu(&text) : first;
-    if (last < first) throw Error(Errc::invalid_argument, "a range of cores must go upwards");
+    if (last < first)
+      throw Error(Errc::invalid_argument, "a range of CPUs must be ascending, such as 28-31");
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
   } while (take(&text, ','));
-  if (!text.empty())
-    throw Error(Errc::invalid_argument, "must be auto or cores, such as 0,1,28-31");
+  if (!text.empty()) throw Error(Errc::invalid_argument, "must be auto or CPUs, such as 0,1,28-31");
   return cpus;
 }
 

@@ -1,5 +1,6 @@
-// Lists of logical CPUs, by Linux's numbers, and thread affinity. Thread-safe. Texts for users call
-// them cores.
+// Lists of logical CPUs, by Linux's numbers, and thread affinity. Texts for users call them CPUs,
+// too; a core may have two.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <pthread.h>

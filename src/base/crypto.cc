@@ -10,15 +10,15 @@
 
 namespace tccl {
 
-Digest random_digest() {
-  Digest bytes;
+Bytes32 random_bytes32() {
+  Bytes32 bytes;
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     throw_system_error("getrandom");
   return bytes;
 }
 
-Digest hmac_sha256(std::string_view key, std::string_view message) {
-  Digest digest;
+Bytes32 hmac_sha256(std::string_view key, std::string_view message) {
+  Bytes32 digest;
   unsigned length = 0;
   const auto* text = reinterpret_cast<const unsigned char*>(message.data());
   if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text, message.size(),
@@ -28,7 +28,7 @@ Digest hmac_sha256(std::string_view key, std::string_view message) {
   return digest;
 }
 
-bool same_digest(const Digest& a, const Digest& b) {
+bool same_bytes(const Bytes32& a, const Bytes32& b) {
   return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 

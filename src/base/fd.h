@@ -1,4 +1,5 @@
 // A file descriptor that closes itself.
+// Thread safety: none; a value with one owner.
 #pragma once
 
 #include <fcntl.h>
@@ -24,7 +25,8 @@ class Fd {
   void reset() noexcept {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }
-  /// Another descriptor of the same open file; none if there is none or the limit is reached.
+  /// Another descriptor of the same open file. An invalid Fd if this one is invalid or the limit is
+  /// reached.
   [[nodiscard]] Fd duplicate() const noexcept {
     return Fd(fd_ < 0 ? -1 : ::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
   }

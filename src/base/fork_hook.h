@@ -1,5 +1,6 @@
 // Runs a function in every forked child, for objects whose threads, descriptors and shared memory
-// must not be used there. Thread-safe.
+// must not be used there.
+// Thread safety: hooks may be made and destroyed on any thread.
 #pragma once
 
 #include <functional>

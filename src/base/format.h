@@ -1,5 +1,6 @@
 // String formatting by fmt. fmt's implementation is compiled in format.cc only: including it
-// everywhere would triple the build time. Thread-safe.
+// everywhere would triple the build time.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <fmt/core.h>

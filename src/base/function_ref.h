@@ -1,5 +1,6 @@
 // A borrowed callable, for a parameter that is called before the call returns. Two words, never
 // allocates.
+// Thread safety: that of the callable.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // Sleeping on a 32-bit word. Wake-ups may be spurious: callers check their condition again.
-// Thread-safe.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <linux/futex.h>

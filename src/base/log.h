@@ -1,4 +1,5 @@
-// Log lines on stderr. Thread-safe.
+// Log lines on stderr.
+// Thread safety: may be called from any thread; a line is written at once.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,5 @@
-// Waits for an event on one file descriptor, with a deadline. Thread safety: no shared state.
+// Waits for an event on one file descriptor, with a deadline.
+// Thread safety: no shared state.
 #pragma once
 
 #include "base/clock.h"

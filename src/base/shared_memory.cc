@@ -17,7 +17,7 @@ namespace {
 
 struct Cache {
   std::mutex mutex;
-  std::map<Digest, std::weak_ptr<SharedMemory>> by_id;
+  std::map<Bytes32, std::weak_ptr<SharedMemory>> by_id;
   // A child inherits the entries but not the mappings.
   ForkHook fork_hook{mutex, [this] { by_id.clear(); }};
 };
@@ -53,7 +53,7 @@ std::size_t round_up_to_pages(std::size_t bytes) {
   return (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
 }
 
-SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Digest& id)
+SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Bytes32& id)
     : fd_(std::move(fd)), bytes_(bytes), id_(id), owner_(::getpid()) {
   void* address =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
@@ -70,7 +70,7 @@ SharedMemory::~SharedMemory() {
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t bytes) {
-  auto memory = std::make_shared<SharedMemory>(new_sealed_memfd(bytes), bytes, random_digest());
+  auto memory = std::make_shared<SharedMemory>(new_sealed_memfd(bytes), bytes, random_bytes32());
   const std::lock_guard lock(cache().mutex);
   erase_expired(cache());
   cache().by_id[memory->id()] = memory;
@@ -78,7 +78,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(std::size_t bytes) {
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::open(const Fd& fd, std::size_t bytes,
-                                                 const Digest& id) {
+                                                 const Bytes32& id) {
   const std::lock_guard lock(cache().mutex);
   erase_expired(cache());
   if (const auto found = cache().by_id.find(id); found != cache().by_id.end())

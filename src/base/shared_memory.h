@@ -1,6 +1,6 @@
 // Memory that several processes map: a sealed memfd, so kill -9 leaks nothing and the size limit of
 // /dev/shm does not apply. The file is sparse: a page is allocated when it is first touched.
-// Thread-safe after construction.
+// Thread safety: every method may be called from any thread after construction.
 #pragma once
 
 #include <sys/types.h>
@@ -23,16 +23,16 @@ class SharedMemory {
   static std::shared_ptr<SharedMemory> create(std::size_t bytes);
   /// Maps a segment that another context created; `id` identifies it. A process maps each segment
   /// once for all its contexts, so ranks that are threads of one process share addresses.
-  static std::shared_ptr<SharedMemory> open(const Fd& fd, std::size_t bytes, const Digest& id);
+  static std::shared_ptr<SharedMemory> open(const Fd& fd, std::size_t bytes, const Bytes32& id);
 
-  SharedMemory(Fd fd, std::size_t bytes, const Digest& id);
+  SharedMemory(Fd fd, std::size_t bytes, const Bytes32& id);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
-  [[nodiscard]] const Digest& id() const noexcept { return id_; }
+  [[nodiscard]] const Bytes32& id() const noexcept { return id_; }
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
   /// Frees the pages of a range; they read as zero afterwards.
@@ -45,14 +45,16 @@ class SharedMemory {
   /// Maps the segment's shared pages there again. Returns false on failure.
   bool make_shared(std::size_t offset, std::size_t bytes) noexcept;
   /// In a forked child: closes the descriptor. The mapping has only the inherited ranges.
-  void drop_in_child() noexcept { fd_.reset(); }
+  void close_in_child() noexcept { fd_.reset(); }
 
  private:
   Fd fd_;
   std::byte* base_;
   std::size_t bytes_;
-  Digest id_;
-  pid_t owner_;  // a forked child must not unmap the range: other mappings may be there
+  Bytes32 id_;
+  /// A forked child must not unmap the range: it has no mapping there (DONTFORK), and may have put
+  /// another one.
+  pid_t owner_;
 };
 
 }  // namespace tccl

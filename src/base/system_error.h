@@ -1,4 +1,5 @@
 // Turns errno into the library's exception.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <string>

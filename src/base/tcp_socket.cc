@@ -116,10 +116,13 @@ Fd listen_in_range(const std::string& address, PortRange ports) {
     if (errno != EADDRINUSE && errno != EACCES)
       throw_system_error(formatted("cannot listen on address {}, port {}", address, port));
   }
-  throw Error(Errc::system,
-              formatted("CCL_PORT_RANGE: no port from {} to {} is free on {}; each rank of a "
-                        "host needs two",
-                        ports.first, ports.last, address));
+  throw Error(Errc::system, no_free_port_text(address, ports));
+}
+
+std::string no_free_port_text(const std::string& address, PortRange ports) {
+  return formatted(
+      "CCL_PORT_RANGE: no port from {} to {} is free on {}; each rank of a host needs two",
+      ports.first, ports.last, address);
 }
 
 Fd start_connecting(const SocketAddress& to,

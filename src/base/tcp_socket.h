@@ -55,6 +55,9 @@ class SocketAddress {
 /// Returns an invalid Fd and sets errno on failure, such as EADDRINUSE.
 Fd try_listen(const SocketAddress& address) noexcept;
 
+/// The text of the error that no port of the range is free.
+std::string no_free_port_text(const std::string& address, PortRange ports);
+
 /// Listens on the first free port of the range; throws Error{system} if there is none.
 Fd listen_in_range(const std::string& address, PortRange ports);
 

@@ -14,7 +14,7 @@ namespace tccl {
 struct ThreadPool::Pool {
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<std::function<void()>> jobs;
+  std::deque<std::function<void()>> tasks;
   std::size_t idle = 0;
   bool stopping = false;
   std::vector<std::thread> threads;
@@ -23,14 +23,14 @@ struct ThreadPool::Pool {
     std::unique_lock lock(mutex);
     for (;;) {
       ++idle;
-      wake.wait(lock, [this] { return stopping || !jobs.empty(); });
+      wake.wait(lock, [this] { return stopping || !tasks.empty(); });
       --idle;
-      if (jobs.empty()) return;
+      if (tasks.empty()) return;
       {
-        const auto job = std::move(jobs.front());
-        jobs.pop_front();
+        const auto task = std::move(tasks.front());
+        tasks.pop_front();
         lock.unlock();
-        job();
+        task();
       }
       lock.lock();
     }
@@ -39,10 +39,10 @@ struct ThreadPool::Pool {
 
 ThreadPool::ThreadPool() : pool_(std::make_shared<Pool>()) {}
 
-void ThreadPool::submit(std::function<void()> job) {
+void ThreadPool::submit(std::function<void()> task) {
   const std::lock_guard lock(pool_->mutex);
-  pool_->jobs.push_back(std::move(job));
-  if (pool_->idle >= pool_->jobs.size()) return pool_->wake.notify_one();
+  pool_->tasks.push_back(std::move(task));
+  if (pool_->idle >= pool_->tasks.size()) return pool_->wake.notify_one();
   try {
     pool_->threads.emplace_back([pool = pool_] { pool->run_thread(); });
   } catch (const std::system_error& error) {

@@ -1,8 +1,9 @@
 // Threads that execute asynchronous collectives: a pool that grows whenever all threads are busy.
 //
-// A thread executes a collective to its end and may wait for peers meanwhile. If a job had to wait
-// for a thread that another job occupies, two groups used in opposite order could deadlock; so the
-// number of threads has no limit. Idle threads are kept for later jobs. Thread-safe.
+// A thread executes a collective to its end and may wait for peers meanwhile. If a task had to wait
+// for a thread that another task occupies, two groups used in opposite order could deadlock; so the
+// number of threads has no limit. Idle threads are kept for later tasks.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <functional>
@@ -14,9 +15,9 @@ class ThreadPool {
  public:
   ThreadPool();
   ~ThreadPool() { stop(); }
-  /// Never blocks. If no thread can be started, the job stays queued for the next idle thread.
-  void submit(std::function<void()> job);
-  /// Joins all threads except the calling one. Every submitted job must be able to finish.
+  /// Never blocks. If no thread can be started, the task stays queued for the next idle thread.
+  void submit(std::function<void()> task);
+  /// Joins all threads except the calling one. Every submitted task must be able to finish.
   void stop() noexcept;
 
  private:

@@ -11,7 +11,7 @@
 // exchange, sleeping at once tens of microseconds, yielding ten. Spinning and yielding are bounded,
 // so an idle rank uses no CPU.
 //
-// Thread safety: any number of threads may wait on and ring the same doorbell.
+// Thread safety: any number of threads may wait on and notify the same doorbell.
 #pragma once
 
 #include <sched.h>
@@ -31,12 +31,12 @@ struct BackoffPolicy {
   Clock::duration spin;
   Clock::duration before_sleep;  // spinning plus yielding
 };
-/// Every rank has a core. A yield costs as much as a small collective, so spin for the usual skew
+/// Every rank has a CPU. A yield costs as much as a small collective, so spin for the usual skew
 /// between ranks.
 inline constexpr BackoffPolicy kBackoffDedicated{std::chrono::microseconds(20),
                                                  std::chrono::microseconds(100)};
-/// More ranks than cores: a rank that spins keeps another one from running. Waking a sleeping rank
-/// on an idle core takes tens of microseconds, so yield for 500 us before sleeping.
+/// More ranks than CPUs: a rank that spins keeps another one from running. Waking a sleeping rank
+/// on an idle CPU takes tens of microseconds, so yield for 500 us before sleeping.
 inline constexpr BackoffPolicy kBackoffOversubscribed{std::chrono::microseconds(0),
                                                       std::chrono::microseconds(500)};
 /// Each poll of the network is a system call, so spinning between polls gains nothing; waking up
@@ -49,7 +49,7 @@ inline constexpr BackoffPolicy kBackoffNetwork{std::chrono::microseconds(0),
 inline constexpr auto kSleepInterval = std::chrono::milliseconds(4);
 
 /// How often a wait on a user's thread calls Context::Options::check_interrupt.
-inline constexpr auto kInterruptPeriod = std::chrono::milliseconds(100);
+inline constexpr auto kInterruptInterval = std::chrono::milliseconds(100);
 
 /// Polls ready() for the time of the policy. Returns whether it became true.
 template <class Ready>
@@ -89,51 +89,55 @@ bool sleep_until(S&& sleeper, Ready&& ready, GiveUp&& give_up) {
   }
 }
 
-/// A futex with a count of its sleepers, so that ringing costs no system call if nobody sleeps. It
-/// may be in shared memory; then only its own process sleeps on it and any process may ring it.
+/// A futex with a count of its sleepers, so that notify_if_sleeping() costs no system call if
+/// nobody sleeps. It may be in shared memory; then only its own process sleeps on it and any
+/// process may notify it.
 ///
-/// No wake-up is lost: the sleeper increments `sleepers`, then reads the condition; the ringer
+/// No wake-up is lost: the sleeper increments `sleepers`, then reads the condition; the notifier
 /// writes the condition, then reads `sleepers`; both have a seq_cst fence in between, so at least
 /// one of them sees the other's write.
 struct alignas(64) Doorbell {
-  std::atomic<std::uint32_t> rings{0};
+  std::atomic<std::uint32_t> notifications{0};
   std::atomic<std::uint32_t> sleepers{0};
 
   /// Call after writing the condition and doorbell_fence(). One fence serves several doorbells.
-  void ring_if_sleeping(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
+  void notify_if_sleeping(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
     // relaxed: the caller's doorbell_fence() pairs with the one in DoorbellSleeper::prepare()
-    if (sleepers.load(std::memory_order_relaxed) != 0) ring(scope, how_many);
+    if (sleepers.load(std::memory_order_relaxed) != 0) notify(scope, how_many);
   }
-  void ring(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
-    rings.fetch_add(1, std::memory_order_release);  // pairs with DoorbellSleeper::prepare()
-    futex_wake(rings, how_many, scope);
+  void notify(FutexScope scope = FutexScope::shared, int how_many = INT_MAX) {
+    notifications.fetch_add(1, std::memory_order_release);  // pairs with DoorbellSleeper::prepare()
+    futex_wake(notifications, how_many, scope);
   }
 };
 
 inline void doorbell_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-/// Sleeps on a doorbell, at most `interval` at a time. `scope` must be that of the ringer.
+/// Sleeps on a doorbell, at most `interval` at a time. `scope` must be that of the notifier.
 class DoorbellSleeper {
  public:
   explicit DoorbellSleeper(Doorbell& doorbell, FutexScope scope = FutexScope::shared,
                            Clock::duration interval = kSleepInterval)
       : doorbell_(doorbell), scope_(scope), interval_(interval) {
-    // seq_cst, and a fence in prepare(): pairs with doorbell_fence() and ring_if_sleeping()
+    // seq_cst, and a fence in prepare(): pairs with doorbell_fence() and notify_if_sleeping()
     doorbell_.sleepers.fetch_add(1, std::memory_order_seq_cst);
   }
   ~DoorbellSleeper() {
-    // relaxed: a ringer that still sees this sleeper makes one needless system call
+    // relaxed: a notifier that still sees this sleeper makes one needless system call
     doorbell_.sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
   DoorbellSleeper(const DoorbellSleeper&) = delete;
   DoorbellSleeper& operator=(const DoorbellSleeper&) = delete;
 
   [[nodiscard]] std::uint32_t prepare() const {
-    const auto rings = doorbell_.rings.load(std::memory_order_acquire);  // pairs with ring()
+    const auto notifications =
+        doorbell_.notifications.load(std::memory_order_acquire);  // pairs with notify()
     doorbell_fence();  // orders the increment of `sleepers` before the check of the condition
-    return rings;
+    return notifications;
   }
-  void sleep(std::uint32_t rings) const { futex_wait(doorbell_.rings, rings, interval_, scope_); }
+  void sleep(std::uint32_t notifications) const {
+    futex_wait(doorbell_.notifications, notifications, interval_, scope_);
+  }
 
  private:
   Doorbell& doorbell_;

@@ -27,7 +27,7 @@ constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return a / b + (
 }  // namespace
 
 /// One parallel_for, on the caller's stack.
-struct WorkerPool::Job {
+struct WorkerPool::Loop {
   Body body;
   std::size_t count;
   std::size_t part_size;  // of each part except the last
@@ -47,7 +47,7 @@ struct WorkerPool::Job {
 
 WorkerPool::WorkerPool(WorkerPoolOptions options)
     : options_(std::move(options)), count_(options_.count) {
-  if (options_.start_eagerly && options_.count > 0) start_threads();
+  if (options_.start_at_once && options_.count > 0) start_threads();
 }
 
 void WorkerPool::parallel_for_workers(std::size_t count, std::size_t grain_size, Body body,
@@ -58,19 +58,19 @@ void WorkerPool::parallel_for_workers(std::size_t count, std::size_t grain_size,
   const std::size_t grains = count / grain_size;  // the remainder belongs to the last part
   const std::size_t max_parts = std::min((threads_.size() + 1) * kPartsPerThread, kMaxParts);
   const std::size_t grains_per_part = divide_up(grains, max_parts);
-  Job job{body, count, grains_per_part * grain_size, divide_up(grains, grains_per_part)};
-  job_.store(&job, std::memory_order_relaxed);  // published by the release store of parts_left_
+  Loop loop{body, count, grains_per_part * grain_size, divide_up(grains, grains_per_part)};
+  loop_.store(&loop, std::memory_order_relaxed);  // published by the release store of parts_left_
   const std::uint64_t sequence = (parts_left_.load(std::memory_order_relaxed) >> 16) + 1;
-  parts_left_.store(sequence << 16 | job.parts,
+  parts_left_.store(sequence << 16 | loop.parts,
                     std::memory_order_release);  // pairs with run_part()
   if (wake_sleepers) {
     doorbell_fence();  // pairs with the sleeper in run_worker()
-    work_doorbell_.ring_if_sleeping(FutexScope::local, static_cast<int>(job.parts - 1));
+    work_doorbell_.notify_if_sleeping(FutexScope::local, static_cast<int>(loop.parts - 1));
   }
   while (run_part()) {
   }
   wait_until(
-      done_doorbell_, [&] { return job.is_finished(); }, [] { return false; });
+      done_doorbell_, [&] { return loop.is_finished(); }, [] { return false; });
   busy_.store(false, std::memory_order_release);  // pairs with the exchange above
 }
 
@@ -78,9 +78,9 @@ bool WorkerPool::run_part() noexcept {
   // acquire here and below: pairs with the store in parallel_for_workers()
   std::uint64_t seen = parts_left_.load(std::memory_order_acquire);
   while (parts_in(seen) != 0) {
-    Job* const job = job_.load(std::memory_order_relaxed);  // valid if the exchange succeeds
+    Loop* const loop = loop_.load(std::memory_order_relaxed);  // valid if the exchange succeeds
     if (parts_left_.compare_exchange_weak(seen, seen - 1, std::memory_order_acquire)) {
-      job->run(job->parts - parts_in(seen));
+      loop->run(loop->parts - parts_in(seen));
       return true;
     }
   }
@@ -97,7 +97,7 @@ void WorkerPool::run_worker() noexcept {
     while (run_part()) has_run = true;
     if (has_run) {
       doorbell_fence();  // pairs with the sleeper of done_doorbell_ in wait_until()
-      done_doorbell_.ring_if_sleeping();
+      done_doorbell_.notify_if_sleeping();
     }
     if (stopping_.load(std::memory_order_acquire)) return;  // pairs with stop()
     if (spin_then_yield(has_work)) continue;
@@ -123,10 +123,11 @@ void WorkerPool::start_threads() noexcept {
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
   static std::atomic<bool> warned{false};  // once per process, however many contexts it has
   if (!missing_cpus.empty() && !warned.exchange(true, std::memory_order_relaxed))
-    log_warning(formatted("CCL_WORKER_AFFINITY: not online, or not in the cpuset of this process: "
-                          "cores {}; their workers are not pinned",
-                          cpus_text(missing_cpus)),
-                options_.rank);
+    log_warning(
+        formatted("CCL_WORKER_AFFINITY: CPUs {} are offline or not in the cpuset of this process; "
+                  "their workers are not pinned",
+                  cpus_text(missing_cpus)),
+        options_.rank);
 }
 
 void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cpus) {
@@ -138,14 +139,14 @@ void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cpus)
     if (pin(thread, {&options_.cpus[index], 1})) return;
     missing_cpus->push_back(options_.cpus[index]);
   }
-  pin(thread, options_.unpinned_cpus);  // the creating thread may be bound to one core, by OpenMP
+  pin(thread, options_.unpinned_cpus);  // the creating thread may be bound to one CPU, by OpenMP
 }
 
 void WorkerPool::stop() noexcept {
   stopping_.store(true, std::memory_order_release);  // pairs with run_worker()
   count_.store(0, std::memory_order_relaxed);
   doorbell_fence();  // pairs with the sleeper in run_worker()
-  work_doorbell_.ring(FutexScope::local);
+  work_doorbell_.notify(FutexScope::local);
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }

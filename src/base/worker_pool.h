@@ -10,7 +10,8 @@
 // pool runs one parallel_for at a time; a thread that calls parallel_for() meanwhile executes its
 // whole range itself. So no caller ever waits for a worker to become free.
 //
-// Thread-safe, except stop(): no parallel_for() may run during stop(). After fork() the child must
+// Thread safety: every method but stop() may be called from any thread; no parallel_for() may run
+// during stop(). After fork() the child must
 // neither use nor destroy the pool (its threads do not exist there).
 #pragma once
 
@@ -30,7 +31,7 @@ struct WorkerPoolOptions {
   int count = 0;
   std::vector<int> cpus;  // CPU of worker 0, 1, ...; workers without an entry are not pinned
   std::vector<int> unpinned_cpus;  // of workers that are not pinned; empty: those of the creator
-  bool start_eagerly = false;      // start the threads in the constructor, not at the first use
+  bool start_at_once = false;      // start the threads in the constructor, not at the first use
   int rank = -1;                   // for log messages
 };
 
@@ -56,6 +57,7 @@ class WorkerPool {
   /// follow.
   void parallel_for(std::size_t count, std::size_t grain_size, Body body,
                     std::size_t total_count = 0) noexcept {
+    // Relaxed: a pool without threads is served by the caller.
     if (count / grain_size < 2 || count_.load(std::memory_order_relaxed) == 0) {
       if (count != 0) body(0, count);
     } else {
@@ -71,7 +73,7 @@ class WorkerPool {
   void stop() noexcept;
 
  private:
-  struct Job;
+  struct Loop;
   void parallel_for_workers(std::size_t count, std::size_t grain_size, Body body,
                             bool wake_sleepers) noexcept;
   void start_threads() noexcept;
@@ -80,15 +82,15 @@ class WorkerPool {
   bool run_part() noexcept;
 
   WorkerPoolOptions options_;
-  std::atomic<int> count_;
-  /// A parallel_for is running; also guards threads_.
+  std::atomic<int> count_;  // relaxed: a hint
+  /// A parallel_for is running; also guards threads_. parallel_for_workers() acquires and releases.
   std::atomic<bool> busy_{false};
   std::vector<std::thread> threads_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false};  // stop() releases, run_worker() acquires
   /// (sequence number of the parallel_for << 16) | number of parts not yet taken. A thread that
-  /// decrements it owns a part of that parallel_for, which therefore cannot return: job_ is valid.
+  /// decrements it owns a part of that parallel_for, which therefore cannot return: loop_ is valid.
   alignas(64) std::atomic<std::uint64_t> parts_left_{0};
-  std::atomic<Job*> job_{nullptr};
+  std::atomic<Loop*> loop_{nullptr};
   Doorbell work_doorbell_;  // workers sleep on it
   Doorbell done_doorbell_;  // the caller sleeps on it while workers finish their last parts
 };

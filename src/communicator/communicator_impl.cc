@@ -12,8 +12,8 @@
 namespace tccl {
 namespace {
 
-/// Upper bound for sending the last messages to other hosts in close(). A live peer
-/// drains them in milliseconds (its progress thread does), so a longer wait means that it has died.
+/// Upper bound for sending the last messages to other hosts in close(). A live peer drains them in
+/// milliseconds (its progress thread does), so a longer wait means that it has died or is stopped.
 constexpr Milliseconds kCommunicatorFlushTimeout{10'000};
 
 }  // namespace
@@ -28,7 +28,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw Error(Errc::invalid_argument, formatted("group {}: rank {} is not in a group of {} ranks",
                                                   options.name, rank, size));
   BuiltGroup built = build_group(*impl, store, rank, size, options);
-  impl->make_workers(*built.parts.members, built.ranks_on_same_cpus);
+  impl->make_workers(*built.parts.membership, built.ranks_on_same_cpus);
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(built.parts), std::move(options));
   impl->add_communicator(communicator);
@@ -41,25 +41,25 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupPa
       options_(std::move(options)),
       parts_(std::move(parts)),
       group_(*parts_.local_group),
-      members_(*parts_.members),
-      rank_(members_.rank()),
-      size_(members_.size()),
+      membership_(*parts_.membership),
+      rank_(membership_.rank()),
+      size_(membership_.size()),
       executor_(std::make_unique<Executor>(*context_, parts_)),
       queue_(std::make_shared<OperationQueue>(context_->thread_pool(), options_.name, *executor_,
                                               context_->check_interrupt())),
       p2p_(std::make_shared<P2p>(
-          parts_.local_group, parts_.members, make_ofi_p2p(), context_->settings().eager_bytes,
-          context_->progress(),
-          [thread_pool = &context_->thread_pool()](std::function<void()> job) {
-            thread_pool->submit(std::move(job));
+          parts_.local_group, parts_.membership, make_ofi_p2p(), context_->settings().eager_bytes,
+          context_->progress_thread(),
+          [thread_pool = &context_->thread_pool()](std::function<void()> task) {
+            thread_pool->submit(std::move(task));
           },
           context_->check_interrupt(), context_->backoff())) {
-  context_->progress().add(p2p_);
+  context_->progress_thread().add(p2p_);
 }
 
 std::unique_ptr<ofi::OfiP2p> CommunicatorImpl::make_ofi_p2p() const {
-  if (!members_.over_several_hosts()) return nullptr;
-  return std::make_unique<ofi::OfiP2p>(context_->network(), members_, parts_.addresses,
+  if (!membership_.over_several_hosts()) return nullptr;
+  return std::make_unique<ofi::OfiP2p>(context_->network(), membership_, parts_.addresses,
                                        parts_.group_tag);
 }
 
@@ -105,32 +105,37 @@ std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOp
   return queue_->start(operation, std::move(options));
 }
 
-void CommunicatorImpl::run(OperationSequence sequence, const CallOptions& options) {
+void CommunicatorImpl::run(OperationList list, const CallOptions& options) {
   check_open();
   throw_if_failed();
-  if (!queue_->try_run(sequence, effective(options.timeout)))
-    wait_or_withdraw(start(std::move(sequence), options));
+  if (!queue_->try_run(list, effective(options.timeout)))
+    wait_or_withdraw(start(std::move(list), options));
 }
 
-std::shared_ptr<Work> CommunicatorImpl::start(OperationSequence sequence, CallOptions options) {
+std::shared_ptr<Work> CommunicatorImpl::start(OperationList list, CallOptions options) {
   check_open();
   throw_if_failed();
   options.timeout = effective(options.timeout);
-  return queue_->start(sequence, std::move(options));
+  return queue_->start(list, std::move(options));
 }
 
-/// If an interrupt ends the wait before the operation is complete, this fails the group: when run()
-/// returns, no thread may access the caller's memory any more.
+/// If an interrupt or an error ends the wait before the operation is complete, this fails the
+/// group: when run() returns, no thread may access the caller's memory any more.
 void CommunicatorImpl::wait_or_withdraw(const std::shared_ptr<Work>& work) {
   std::exception_ptr problem;
+  std::string what = "was interrupted";
   try {
     return work->wait();
+  } catch (const Error& error) {
+    if (work->done() || work->cancel()) throw;
+    problem = std::current_exception();
+    what = formatted("failed: {}", error.what());
   } catch (...) {
     if (work->done() || work->cancel()) throw;
     problem = std::current_exception();
   }
-  const Error reason = members_.fail(Error(
-      Errc::aborted, formatted("rank {} of group {} was interrupted", rank_, name()), {rank_}));
+  const Error reason = membership_.fail(
+      Error(Errc::aborted, formatted("rank {} of group {} {}", rank_, name(), what), {rank_}));
   if (!queue_->withdraw(*work, reason))
     while (!work->done()) std::this_thread::sleep_for(Milliseconds(1));
   std::rethrow_exception(problem);
@@ -156,8 +161,8 @@ std::exception_ptr CommunicatorImpl::error() const noexcept {
 void CommunicatorImpl::check_peers(const std::string& operation) const {
   if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
   for (int rank = 0; rank < size_; ++rank)
-    if (rank != rank_ && members_.state_of(rank) == PeerState::died)
-      throw members_.peer_lost_error(rank, operation);
+    if (rank != rank_ && membership_.state_of(rank) == PeerState::died)
+      throw membership_.peer_lost_error(rank, operation);
 }
 
 void CommunicatorImpl::abort(const std::string& reason) noexcept {
@@ -169,7 +174,7 @@ void CommunicatorImpl::fail_as_aborted(const std::string& text) noexcept {
   if (context_->forked()) return;
   const std::lock_guard lock(mutex_);
   if (has_departed_) return;
-  members_.fail(Error(Errc::aborted, text, {rank_}));
+  membership_.fail(Error(Errc::aborted, text, {rank_}));
 }
 
 void CommunicatorImpl::depart() noexcept {
@@ -187,8 +192,8 @@ void CommunicatorImpl::close() noexcept {
   queue_->close();
   p2p_->close(kCommunicatorFlushTimeout);
   executor_->close(deadline_after(kCommunicatorFlushTimeout));
-  const Notice departure = members_.depart();
-  if (members_.over_several_hosts()) context_->record_departure(departure);
+  const Notice departure = membership_.depart();
+  if (membership_.over_several_hosts()) context_->record_departure(departure);
   const std::lock_guard lock(mutex_);
   if (group_.failed()) final_error_ = std::make_exception_ptr(group_.failure());
   has_departed_ = true;

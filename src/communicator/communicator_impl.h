@@ -36,8 +36,8 @@ class CommunicatorImpl final : public Communicator {
   void run(const Operation& operation, const CallOptions& options) override;
   bool try_run(const Operation& operation, Milliseconds timeout) override;
   std::shared_ptr<Work> start(const Operation& operation, CallOptions options) override;
-  void run(OperationSequence sequence, const CallOptions& options) override;
-  std::shared_ptr<Work> start(OperationSequence sequence, CallOptions options) override;
+  void run(OperationList list, const CallOptions& options) override;
+  std::shared_ptr<Work> start(OperationList list, CallOptions options) override;
   std::shared_ptr<Communicator> split(int color, int key, Options options) override;
   [[nodiscard]] std::uint32_t next_sequence() const noexcept override {
     return options_.first_sequence + queue_->issued();
@@ -66,7 +66,7 @@ class CommunicatorImpl final : public Communicator {
   Options options_;
   GroupParts parts_;
   shm::LocalGroup& group_;  // of parts_
-  Members& members_;        // of parts_
+  Membership& membership_;  // of parts_
   int rank_;
   int size_;
   std::unique_ptr<Executor> executor_;  // used by the queue alone

@@ -43,7 +43,7 @@ ContextImpl::ContextImpl(Options options)
       algorithms_(settings_),
       cpus_(cpus_of_this_thread()),
       arena_(std::make_shared<shm::Arena>(settings_.shared_bytes)),
-      heap_(std::make_shared<shm::Heap>(arena_)),
+      heap_(std::make_shared<shm::TensorHeap>(arena_)),
       self_(std::make_shared<LocalProcess>(arena_->memory(), host_name(), ::getpid())),
       pidfd_(open_own_pidfd()),
       thread_pool_(std::make_unique<ThreadPool>()),
@@ -52,11 +52,11 @@ ContextImpl::ContextImpl(Options options)
     if (const auto alive = heap.lock()) alive->free_cache();
   });
   auto* page = new (arena_->memory()->base()) ProcessPage();
-  page->token = random_digest();
-  progress_ = std::make_unique<ProgressThread>(
+  page->token = random_bytes32();
+  progress_thread_ = std::make_unique<ProgressThread>(
       std::shared_ptr<ProgressSignal>(arena_->memory(), &page->progress_signal));
   monitor_ = std::make_unique<Monitor>(*page, [this] { on_heartbeat(); });
-  fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { drop_in_child(); });
+  fork_hook_ = std::make_unique<ForkHook>(mutex_, [this] { close_in_child(); });
 }
 
 ContextImpl::~ContextImpl() { close(); }
@@ -80,7 +80,7 @@ void ContextImpl::close() noexcept {
   for (const auto& weak : communicators) {
     if (const auto communicator = weak.lock()) communicator->depart();
   }
-  progress_->stop();
+  progress_thread_->stop();
   thread_pool_->stop();
   if (workers_) workers_->stop();
   if (network_) network_->close();
@@ -109,23 +109,23 @@ PeerInfo ContextImpl::peer_info() const {
 }
 
 std::shared_ptr<LocalProcess> ContextImpl::add_local_process(const LocalPeer& local_peer) {
-  const PeerInfo& who = local_peer.peer_info;
-  if (who.memory_id == self_->id()) return self_;
+  const PeerInfo& info = local_peer.peer_info;
+  if (info.memory_id == self_->id()) return self_;
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(peers_, [](const auto& known) { return known.second.expired(); });
-    if (const auto known = peers_.find(who.memory_id); known != peers_.end())
+    if (const auto known = peers_.find(info.memory_id); known != peers_.end())
       if (auto peer = known->second.lock()) return peer;
   }
-  auto memory = SharedMemory::open(local_peer.memory, who.memory_bytes, who.memory_id);
-  if (!same_digest(reinterpret_cast<ProcessPage*>(memory->base())->token, who.token))
+  auto memory = SharedMemory::open(local_peer.memory, info.memory_bytes, info.memory_id);
+  if (!same_bytes(reinterpret_cast<ProcessPage*>(memory->base())->token, info.token))
     throw Error(Errc::system,
-                formatted("the shared memory of {} has an unexpected token", describe(who)),
-                {who.rank});
-  auto peer = std::make_shared<LocalProcess>(std::move(memory), who.host, who.pid);
+                formatted("the shared memory of {} has an unexpected token", describe(info)),
+                {info.rank});
+  auto peer = std::make_shared<LocalProcess>(std::move(memory), info.host, info.pid);
   monitor_->watch_process(peer, local_peer.process.duplicate());
   const std::lock_guard lock(mutex_);
-  peers_[who.memory_id] = peer;
+  peers_[info.memory_id] = peer;
   return peer;
 }
 
@@ -152,9 +152,9 @@ void ContextImpl::open_network(const std::string& address) {
       ofi::Network::Options{&settings_, address, self,
                             [this](const std::shared_ptr<RemoteProcess>& from,
                                    const Notice& notice) { handle_notice(from, notice); }});
-  progress_->set_progress_network([network = network_.get()] {
+  progress_thread_->set_progress_network([network = network_.get()] {
     network->progress();
-    return network->has_outstanding();
+    return network->has_sends_in_flight();
   });
 }
 
@@ -163,37 +163,37 @@ void ContextImpl::add_network_info(PeerInfo& own, const std::string& address) {
   ofi::Network& network = *network_;
   own.group_tag = network.allocate_group_tag();
   own.control_port = network.control().port();
-  const ofi::Endpoint::Name& fabric = network.endpoint().name();
-  if (fabric.size() > sizeof own.fabric_address)
+  const ofi::Endpoint::RawAddress& fabric = network.endpoint().address();
+  if (fabric.size() > sizeof own.endpoint_name)
     throw Error(Errc::internal,
                 formatted("the libfabric address has {} bytes; at most {} are supported",
-                          fabric.size(), sizeof own.fabric_address));
-  own.fabric_address_bytes = static_cast<std::uint16_t>(fabric.size());
-  std::memcpy(own.fabric_address, fabric.data(), fabric.size());
+                          fabric.size(), sizeof own.endpoint_name));
+  own.endpoint_name_bytes = static_cast<std::uint16_t>(fabric.size());
+  std::memcpy(own.endpoint_name, fabric.data(), fabric.size());
   std::strncpy(own.control_address, network.address().c_str(), sizeof own.control_address - 1);
   if (const char* limit = std::getenv("FI_OFI_RXM_EAGER_LIMIT"))
-    std::strncpy(own.eager_limit, limit, sizeof own.eager_limit - 1);
+    std::strncpy(own.rxm_eager_limit, limit, sizeof own.rxm_eager_limit - 1);
   std::strncpy(own.provider, network.endpoint().provider().c_str(), sizeof own.provider - 1);
 }
 
-ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& who,
+ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& info,
                                                            const std::string& secret) {
   RemoteProcess::Identity identity;
-  identity.id = who.memory_id;
-  identity.host = who.host;
-  identity.pid = who.pid;
-  identity.address = who.control_address;
-  identity.port = who.control_port;
+  identity.id = info.memory_id;
+  identity.host = info.host;
+  identity.pid = info.pid;
+  identity.address = info.control_address;
+  identity.port = info.control_port;
   const std::lock_guard lock(network_mutex_);
   RemoteAddress known{network_->control().add_peer(identity, secret), 0};
-  const auto found = addresses_.find(who.memory_id);
-  if (found != addresses_.end()) {
-    known.address = found->second;
+  const auto found = fi_addrs_.find(info.memory_id);
+  if (found != fi_addrs_.end()) {
+    known.fi_addr = found->second;
     return known;
   }
-  const auto* bytes = reinterpret_cast<const std::byte*>(who.fabric_address);
-  known.address = network_->endpoint().add_peer({bytes, bytes + who.fabric_address_bytes});
-  addresses_[who.memory_id] = known.address;
+  const auto* bytes = reinterpret_cast<const std::byte*>(info.endpoint_name);
+  known.fi_addr = network_->endpoint().add_peer({bytes, bytes + info.endpoint_name_bytes});
+  fi_addrs_[info.memory_id] = known.fi_addr;
   return known;
 }
 
@@ -202,26 +202,26 @@ void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
                                 const Notice& notice) noexcept {
   const auto kind = static_cast<GroupNotice>(notice.kind);
   if (kind == GroupNotice::wake) return self_->wake_progress_thread();
-  if (const auto members = inbox_->find_group(from, notice))
-    return members->handle_notice(*from, notice);
-  if (kind != GroupNotice::opened) return;
+  if (const auto membership = inbox_->find_group(from, notice))
+    return membership->handle_notice(*from, notice);
+  if (kind != GroupNotice::subscribe) return;
   if (const auto departure = inbox_->departure_of(notice.group_uid))
     network_->control().send_notice(from, *departure);
 }
 
 void ContextImpl::on_heartbeat() noexcept {
   run_deferred_frees();
-  for (const auto& members : inbox_->groups()) members->spread_failure();
+  for (const auto& membership : inbox_->groups()) membership->propagate_failure();
 }
 
-void ContextImpl::make_workers(const Members& members, int ranks_on_same_cpus) {
+void ContextImpl::make_workers(const Membership& membership, int ranks_on_same_cpus) {
   const std::lock_guard lock(mutex_);
   max_ranks_on_same_cpus_.store(
       std::max(ranks_on_same_cpus, max_ranks_on_same_cpus_.load(std::memory_order_relaxed)),
       std::memory_order_relaxed);
   if (workers_) return;
-  const int rank = members.rank();
-  const HostMap& host_map = members.host_map();
+  const int rank = membership.rank();
+  const HostMap& host_map = membership.host_map();
   const LocalPlacement placement{host_map.local_rank(rank),
                                  host_map.local_size(host_map.host_of(rank)), ranks_on_same_cpus,
                                  cpus_};
@@ -257,18 +257,18 @@ void ContextImpl::run_deferred_frees() noexcept {
   std::erase_if(deferred_frees_, [](const auto& group) { return group->try_free(); });
 }
 
-void ContextImpl::drop_in_child() noexcept {
+void ContextImpl::close_in_child() noexcept {
   forked_.store(true, std::memory_order_relaxed);
   // The child has none of the threads, and their locks may be held forever: leak their owners.
-  if (network_) network_->drop_in_child();
+  if (network_) network_->close_in_child();
   static_cast<void>(network_.release());
   static_cast<void>(monitor_.release());
   static_cast<void>(inbox_.release());
-  static_cast<void>(progress_.release());
+  static_cast<void>(progress_thread_.release());
   static_cast<void>(thread_pool_.release());
   static_cast<void>(workers_.release());
-  // Close the descriptors of the job: a data-loader worker may outlive its rank.
-  arena_->memory()->drop_in_child();
+  // Close the descriptors that all ranks share: a data-loader worker may outlive its rank.
+  arena_->memory()->close_in_child();
   pidfd_.reset();
 }
 

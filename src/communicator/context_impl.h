@@ -1,6 +1,7 @@
 // ContextImpl: the implementation of tccl::Context. It owns what a process has once: the shared
 // memory arena, the worker, pool, progress and monitor threads, the network, and the peers known so
-// far. Thread safety: every method may be called from any thread.
+// far.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -20,11 +21,11 @@
 #include "planner/algorithm_selector.h"
 #include "rendezvous/rendezvous.h"
 #include "tccl/context.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/network.h"
 #include "transport/shm/arena.h"
-#include "transport/shm/heap.h"
 #include "transport/shm/local_group.h"
+#include "transport/shm/tensor_heap.h"
 
 namespace tccl {
 
@@ -47,12 +48,14 @@ class ContextImpl final : public Context {
     return options_.check_interrupt;
   }
   [[nodiscard]] shm::Arena& arena() noexcept { return *arena_; }
-  [[nodiscard]] shm::Heap& heap() noexcept { return *heap_; }
+  [[nodiscard]] shm::TensorHeap& heap() noexcept { return *heap_; }
   [[nodiscard]] ThreadPool& thread_pool() noexcept { return *thread_pool_; }
-  [[nodiscard]] ProgressThread& progress() noexcept { return *progress_; }
-  /// Called with the first group, which knows how many ranks this host has. `ranks_on_same_cpus`:
-  /// how many of them, this one included, have the same affinity mask.
-  void make_workers(const Members& members, int ranks_on_same_cpus);
+  [[nodiscard]] ProgressThread& progress_thread() noexcept { return *progress_thread_; }
+  /// Called with every group that a rendezvous built. The first one makes the workers: it knows how
+  /// many ranks this host has. Every one updates max_ranks_on_same_cpus_, for backoff().
+  /// `ranks_on_same_cpus`: how many ranks of this host, this one included, have the same affinity
+  /// mask.
+  void make_workers(const Membership& membership, int ranks_on_same_cpus);
   [[nodiscard]] BackoffPolicy backoff() const noexcept;
   [[nodiscard]] WorkerPool& workers() const noexcept { return *workers_; }
   [[nodiscard]] bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
@@ -74,22 +77,24 @@ class ContextImpl final : public Context {
   [[nodiscard]] ofi::Network& network() noexcept { return *network_; }
   struct RemoteAddress {
     std::shared_ptr<RemoteProcess> process;
-    ofi::FabricAddress address;
+    fi_addr_t fi_addr;
   };
-  RemoteAddress add_remote_process(const PeerInfo& who, const std::string& secret);
+  RemoteAddress add_remote_process(const PeerInfo& info, const std::string& secret);
 
   // --- groups ---
   void add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator);
   /// Delivers notices of other hosts to this group, also those that came before.
-  void listen_for_notices(const std::shared_ptr<Members>& members) { inbox_->add_group(members); }
-  /// The answer to ranks of other hosts that open traffic in a group from which this process has
+  void listen_for_notices(const std::shared_ptr<Membership>& membership) {
+    inbox_->add_group(membership);
+  }
+  /// The answer to ranks of other hosts that subscribe to a group from which this process has
   /// departed.
   void record_departure(const Notice& departure) { inbox_->record_departure(departure); }
   /// Frees the memory of a closed group once no peer can access it any more.
   void defer_free(std::shared_ptr<shm::LocalGroup> group) noexcept;
 
  private:
-  void drop_in_child() noexcept;
+  void close_in_child() noexcept;
   void open_network(const std::string& address);
   void on_heartbeat() noexcept;
   void run_deferred_frees() noexcept;
@@ -103,21 +108,22 @@ class ContextImpl final : public Context {
   AlgorithmSelector algorithms_;
   std::vector<int> cpus_;  // that this process may use
   std::shared_ptr<shm::Arena> arena_;
-  std::shared_ptr<shm::Heap> heap_;  // in the arena
+  std::shared_ptr<shm::TensorHeap> heap_;  // in the arena
   std::shared_ptr<LocalProcess> self_;
   Fd pidfd_;  // of this process
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<ThreadPool> thread_pool_;
-  std::unique_ptr<ProgressThread> progress_;
-  std::unique_ptr<NoticeInbox> inbox_;  // before network_, whose thread uses it
+  std::unique_ptr<ProgressThread> progress_thread_;
+  /// Before monitor_ and network_: the monitor thread delivers notices to it.
+  std::unique_ptr<NoticeInbox> inbox_;
   std::unique_ptr<Monitor> monitor_;
-  std::mutex network_mutex_;  // guards the making of network_, and addresses_
+  std::mutex network_mutex_;  // guards the making of network_, and fi_addrs_
   std::unique_ptr<ofi::Network> network_;
-  std::map<Digest, ofi::FabricAddress> addresses_;
-  std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group
+  std::map<Bytes32, fi_addr_t> fi_addrs_;       // by memory_id
+  std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group; relaxed: a hint
   std::atomic<bool> forked_{false};             // relaxed: set before the child runs anything else
   std::atomic<bool> closed_{false};  // relaxed: each part that close() stops has its own lock
-  std::map<Digest, std::weak_ptr<LocalProcess>> peers_;
+  std::map<Bytes32, std::weak_ptr<LocalProcess>> peers_;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
   std::list<std::shared_ptr<shm::LocalGroup>> deferred_frees_;
   std::unique_ptr<ForkHook> fork_hook_;  // last: it uses all of the above

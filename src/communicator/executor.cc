@@ -1,5 +1,8 @@
 #include "communicator/executor.h"
 
+#include <exception>
+#include <utility>
+
 #include "base/format.h"
 #include "communicator/validate.h"
 #include "operation/op_traits.h"
@@ -18,23 +21,23 @@ const char* algorithm_name(std::uint8_t index) {
 Executor::Executor(ContextImpl& context, const GroupParts& parts)
     : context_(context),
       group_(*parts.local_group),
-      members_(*parts.members),
+      membership_(*parts.membership),
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
-      board_(group_, context.heap(), algorithm_name, context.check_interrupt(), context.backoff()) {
-  if (members_.over_several_hosts()) connect_hosts(parts);
+      board_(group_, context.heap(), algorithm_name, interrupt_check(), context.backoff()) {
+  if (membership_.over_several_hosts()) make_channel(parts);
 }
 
-void Executor::connect_hosts(const GroupParts& parts) {
+void Executor::make_channel(const GroupParts& parts) {
   ofi::Network& network = context_.network();
   channel_ = std::make_unique<ofi::OfiChannel>(
-      network, members_,
+      network, membership_,
       ofi::OfiChannel::Options{parts.addresses, parts.group_tag, &log_, algorithm_name,
-                               context_.check_interrupt()});
+                               interrupt_check()});
   board_.set_progress_network([&network] { network.progress(); });
 }
 
-void Executor::log(OpRecord& record) {
+void Executor::number_and_record(OpRecord& record) {
   record.sequence = ++sequence_;
   record.digest = digest_ = next_digest(digest_, record);
   // Peers see the record with the first post(). None of them can be so far behind that it still
@@ -48,31 +51,56 @@ void Executor::run(const Operation& operation, Milliseconds timeout) {
 
 void Executor::run_by(std::optional<Deadline> deadline, const Operation& operation,
                       Milliseconds timeout) {
-  if (group_.failed()) throw members_.fail(group_.failure());
+  if (group_.failed()) throw membership_.fail(group_.failure());
   const CollectiveTask task(operation, context_.workers());
-  OpRecord record = record_of(operation, members_.size(), context_.settings().wire_format);
+  OpRecord record = record_of(operation, membership_.size(), context_.settings().wire_format);
   const Algorithm& algorithm =
       context_.algorithms().select(operation.op, record.count * task.element_bytes(),
-                                   members_.size(), operation.dtype, channel_ != nullptr);
+                                   membership_.size(), operation.dtype, channel_ != nullptr);
   record.algorithm = index_of(algorithm);
-  log(record);
+  number_and_record(record);
   try {
     board_.begin(record, deadline, timeout);
     channel_ ? run_over_hosts(algorithm, record, task, deadline, timeout)
              : algorithm.run(board_, task);
     board_.end();
   } catch (const Error& error) {
-    const Error reason = members_.fail(error);
+    const Error reason = membership_.fail(error);
     board_.fail();
     throw reason;
   } catch (...) {
-    members_.fail(
-        Error(Errc::aborted,
-              formatted("rank {} was interrupted in {}", members_.rank(), board_.operation()),
-              {members_.rank()}));
-    board_.fail();
+    fail_by_current_exception();
     throw;
   }
+}
+
+std::function<void()> Executor::interrupt_check() {
+  if (!context_.check_interrupt()) return {};
+  return [this] {
+    try {
+      context_.check_interrupt()();
+    } catch (...) {
+      interrupted_ = true;
+      throw;
+    }
+  };
+}
+
+/// For an exception that is not an Error: an interrupt, or such as std::bad_alloc.
+void Executor::fail_by_current_exception() {
+  std::string what = formatted("was interrupted in {}", board_.operation());
+  if (!std::exchange(interrupted_, false)) {
+    try {
+      throw;
+    } catch (const std::exception& error) {
+      what = formatted("failed in {}: {}", board_.operation(), error.what());
+    } catch (...) {
+      what = formatted("failed in {}", board_.operation());
+    }
+  }
+  membership_.fail(Error(Errc::aborted, formatted("rank {} {}", membership_.rank(), what),
+                         {membership_.rank()}));
+  board_.fail();
 }
 
 void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record,
@@ -82,29 +110,30 @@ void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record
   algorithm.run_over_hosts(board_, *channel_, task);
   channel_->end();
   // From here on the progress thread polls the network until the last message has left.
-  if (channel_->has_outstanding()) context_.progress().notify();
+  if (channel_->has_sends_in_flight()) context_.progress_thread().notify();
 }
 
-void Executor::run(const OperationSequence& sequence, Milliseconds timeout) {
+void Executor::run(const OperationList& list, Milliseconds timeout) {
   const Deadline deadline = deadline_after(timeout);
   const auto run = [&](const Operation& operation) {
-    validate(operation,
-             {members_.rank(), members_.size(), members_.name(), group_.layout().chunk_bytes});
+    validate(operation, {membership_.rank(), membership_.size(), membership_.name(),
+                         group_.layout().chunk_bytes});
     if (is_point_to_point(operation.op))
-      throw Error(Errc::invalid_argument,
-                  formatted("a sequence of group {} may run collectives only", members_.name()));
+      throw Error(
+          Errc::invalid_argument,
+          formatted("an OperationList of group {} may run collectives only", membership_.name()));
     run_by(deadline, operation, timeout);
   };
   try {
-    sequence.body(run);
+    list.body(run);
   } catch (const Error& error) {
-    members_.fail(error);  // the other ranks wait for the rest of the sequence
+    membership_.fail(error);  // the other ranks wait for the rest of the list
     throw;
   } catch (const std::exception& error) {
-    members_.fail(Error(Errc::aborted,
-                        formatted("{} of group {} failed on rank {}: {}", sequence.name,
-                                  members_.name(), members_.rank(), error.what()),
-                        {members_.rank()}));
+    membership_.fail(Error(Errc::aborted,
+                           formatted("{} of group {} failed on rank {}: {}", list.name,
+                                     membership_.name(), membership_.rank(), error.what()),
+                           {membership_.rank()}));
     throw;
   }
 }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -29,7 +30,8 @@ class Executor {
 
   /// Runs the operation to its end, or throws its error after marking the group as failed.
   void run(const Operation& operation, Milliseconds timeout);
-  void run(const OperationSequence& sequence, Milliseconds timeout);
+  /// If the body throws anything, also an invalid argument of one operation, the group fails.
+  void run(const OperationList& list, Milliseconds timeout);
 
   /// Waits until messages to other hosts have been sent, at most until `deadline`.
   void close(Deadline deadline) noexcept;
@@ -41,15 +43,19 @@ class Executor {
                       const CollectiveTask& task, std::optional<Deadline> deadline,
                       Milliseconds timeout);
   /// Assigns the sequence number and the digest, and appends the record to the log.
-  void log(OpRecord& record);
-  void connect_hosts(const GroupParts& parts);
+  void number_and_record(OpRecord& record);
+  void make_channel(const GroupParts& parts);
+  /// Context::Options::check_interrupt; if that throws, sets interrupted_.
+  std::function<void()> interrupt_check();
+  void fail_by_current_exception();
 
   ContextImpl& context_;
   shm::LocalGroup& group_;
-  Members& members_;
+  Membership& membership_;
   OperationLog& log_;         // in this rank's region
   std::uint32_t sequence_;    // of the last operation
   std::uint64_t digest_ = 0;  // after the last operation
+  bool interrupted_ = false;  // an interrupt ends the current operation
   shm::ShmBoard board_;
   std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts
 };

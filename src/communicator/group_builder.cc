@@ -9,23 +9,23 @@
 
 namespace tccl {
 
-std::uint64_t group_uid_from(const Digest& digest) {
+std::uint64_t group_uid_from(const Bytes32& bytes) {
   std::uint64_t group_uid = 0;
-  std::memcpy(&group_uid, digest.data(), sizeof group_uid);
+  std::memcpy(&group_uid, bytes.data(), sizeof group_uid);
   return group_uid | 1;
 }
 
 void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
-                     const Members::Peers& peers) {
+                     const Membership::Peers& peers) {
   if (host_map.hosts() == 1) {
-    parts.members =
-        std::make_shared<Members>(parts.local_group, std::move(host_map), Members::Peers(),
-                                  /*control=*/nullptr);
+    parts.membership =
+        std::make_shared<Membership>(parts.local_group, std::move(host_map), Membership::Peers(),
+                                     /*control=*/nullptr);
     return;
   }
-  parts.members = std::make_shared<Members>(parts.local_group, std::move(host_map), peers,
-                                            &context.network().control());
-  context.listen_for_notices(parts.members);
+  parts.membership = std::make_shared<Membership>(parts.local_group, std::move(host_map), peers,
+                                                  &context.network().control());
+  context.listen_for_notices(parts.membership);
 }
 
 namespace {
@@ -43,8 +43,8 @@ class GroupBuilder {
         first_sequence_(options.first_sequence) {
     parts_.local_group = std::make_shared<shm::LocalGroup>(
         context.arena(),
-        shm::LocalGroup::Identity{options.name, group_uid_from(hmac_sha256(secret_, "group")),
-                                  options.first_sequence},
+        shm::GroupIdentity{options.name, group_uid_from(hmac_sha256(secret_, "group")),
+                           options.first_sequence},
         shm::RegionLayout::of(size, context.settings().chunk_bytes));
   }
 
@@ -75,7 +75,7 @@ class GroupBuilder {
     std::vector<int> hosts;
     for (const PeerInfo& each : roster.all) hosts.push_back(each.host_index);
     HostMap host_map(hosts);
-    const Members::Peers peers = add_remote_ranks(host_map, roster.all);
+    const Membership::Peers peers = add_remote_ranks(host_map, roster.all);
     set_all_members(context_, parts_, std::move(host_map), peers);
     // All ranks are here and none has returned yet, so the keys can be removed: the next group on
     // this store must not find them.
@@ -86,7 +86,7 @@ class GroupBuilder {
 
  private:
   void add_local_ranks(const std::vector<LocalPeer>& local_peers) {
-    std::vector<shm::Member> members;
+    std::vector<shm::LocalMember> members;
     std::vector<int> global_ranks;
     for (const LocalPeer& each : local_peers) {
       members.emplace_back(context_.add_local_process(each), each.peer_info.region_offset);
@@ -96,15 +96,15 @@ class GroupBuilder {
     parts_.local_group->set_members(std::move(members), std::move(global_ranks), rank_);
   }
 
-  Members::Peers add_remote_ranks(const HostMap& host_map, const std::vector<PeerInfo>& all) {
-    Members::Peers peers(all.size());
+  Membership::Peers add_remote_ranks(const HostMap& host_map, const std::vector<PeerInfo>& all) {
+    Membership::Peers peers(all.size());
     parts_.addresses.resize(all.size());
     for (const PeerInfo& each : all) {
       if (host_map.same_host(each.rank, rank_)) continue;
       const auto index = static_cast<std::size_t>(each.rank);
       const ContextImpl::RemoteAddress remote = context_.add_remote_process(each, secret_);
       peers[index] = remote.process;
-      parts_.addresses[index] = {remote.address, each.group_tag};
+      parts_.addresses[index] = {remote.fi_addr, each.group_tag};
     }
     return peers;
   }
@@ -135,7 +135,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
       .check_interrupt = context.check_interrupt()};
   // A group of one rank does not use the store: torch gives all groups of one rank the same keys.
   rendezvous_options.secret =
-      size == 1 ? to_hex(random_digest())
+      size == 1 ? to_hex(random_bytes32())
                 : agree_on_secret(rendezvous_options, context.settings().secret_file);
   GroupBuilder builder(context, store, rendezvous_options.secret, rank, size, options);
   rendezvous_options.make_peer_info = [&](const std::string& address) {

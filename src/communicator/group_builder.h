@@ -14,7 +14,7 @@
 
 #include "communicator/context_impl.h"
 #include "tccl/communicator.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/ofi_channel.h"
 #include "transport/shm/local_group.h"
 
@@ -23,7 +23,7 @@ namespace tccl {
 /// What a communicator is made of.
 struct GroupParts {
   std::shared_ptr<shm::LocalGroup> local_group;  // the ranks of this host
-  std::shared_ptr<Members> members;              // all ranks
+  std::shared_ptr<Membership> membership;        // all ranks
   std::vector<ofi::RankAddress> addresses;       // by rank; used for ranks of other hosts
   std::uint32_t group_tag = 0;                   // in the tags of messages to this process
 };
@@ -37,11 +37,11 @@ struct BuiltGroup {
 BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
                        const Communicator::Options& options);
 
-/// Sets `parts.members` of a group whose members on this host are set.
+/// Sets `parts.membership` of a group whose members on this host are set.
 void set_all_members(ContextImpl& context, GroupParts& parts, HostMap host_map,
-                     const Members::Peers& peers);
+                     const Membership::Peers& peers);
 
-/// A group_uid from random or digested bytes; never 0, which marks a freed region.
-std::uint64_t group_uid_from(const Digest& digest);
+/// A group_uid from random or hashed bytes; never 0, which marks a freed region.
+std::uint64_t group_uid_from(const Bytes32& bytes);
 
 }  // namespace tccl

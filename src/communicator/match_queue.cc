@@ -6,7 +6,7 @@ namespace tccl {
 namespace {
 
 bool matches(const Operation& receive, int source, std::uint64_t tag) {
-  return (receive.root == source || receive.root == kAnySource) && receive.tag == tag;
+  return (receive.peer() == source || receive.peer() == kAnySource) && receive.tag == tag;
 }
 
 }  // namespace

@@ -2,15 +2,15 @@
 
 namespace tccl {
 
-void NoticeInbox::add_group(const std::shared_ptr<Members>& members) {
+void NoticeInbox::add_group(const std::shared_ptr<Membership>& membership) {
   std::vector<EarlyNotice> early;
   {
     const std::lock_guard lock(mutex_);
     std::erase_if(groups_, [](const auto& known) { return known.expired(); });
-    groups_.push_back(members);
-    early = take_early_notices(members->group_uid());
+    groups_.push_back(membership);
+    early = take_early_notices(membership->group_uid());
   }
-  for (const EarlyNotice& each : early) members->handle_notice(*each.from, each.notice);
+  for (const EarlyNotice& each : early) membership->handle_notice(*each.from, each.notice);
 }
 
 std::vector<NoticeInbox::EarlyNotice> NoticeInbox::take_early_notices(std::uint64_t group_uid) {
@@ -25,23 +25,23 @@ std::vector<NoticeInbox::EarlyNotice> NoticeInbox::take_early_notices(std::uint6
 }
 
 /// Looks for the group and keeps the notice under one lock: add_group() must not come in between.
-std::shared_ptr<Members> NoticeInbox::find_group(const std::shared_ptr<RemoteProcess>& from,
-                                                 const Notice& notice) {
+std::shared_ptr<Membership> NoticeInbox::find_group(const std::shared_ptr<RemoteProcess>& from,
+                                                    const Notice& notice) {
   const std::lock_guard lock(mutex_);
   for (const auto& known : groups_)
-    if (auto members = known.lock(); members && members->group_uid() == notice.group_uid)
-      return members;
+    if (auto membership = known.lock(); membership && membership->group_uid() == notice.group_uid)
+      return membership;
   if (departed_.contains(notice.group_uid)) return nullptr;
   early_.push_back({from, notice});
   if (early_.size() > limits_.early_notices) early_.pop_front();
   return nullptr;
 }
 
-std::vector<std::shared_ptr<Members>> NoticeInbox::groups() const {
-  std::vector<std::shared_ptr<Members>> groups;
+std::vector<std::shared_ptr<Membership>> NoticeInbox::groups() const {
+  std::vector<std::shared_ptr<Membership>> groups;
   const std::lock_guard lock(mutex_);
   for (const auto& known : groups_)
-    if (auto members = known.lock()) groups.push_back(std::move(members));
+    if (auto membership = known.lock()) groups.push_back(std::move(membership));
   return groups;
 }
 

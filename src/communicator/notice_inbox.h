@@ -1,10 +1,10 @@
 // NoticeInbox: delivers the notices of other hosts to the group that they name.
 //
 // Groups are not created and closed at the same moment on all hosts, so a notice may name
-//   - a group of this process: find_group() returns its Members, which handle the notice;
+//   - a group of this process: find_group() returns its Membership, which handles the notice;
 //   - a group whose rendezvous has not finished here: the notice is kept until add_group();
 //   - a group from which this process has departed: departure_of() is the answer to a rank that
-//     opens traffic.
+//     subscribes.
 //
 // Thread safety: every method may be called from any thread.
 #pragma once
@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "transport/members.h"
+#include "transport/membership.h"
 
 namespace tccl {
 
@@ -32,13 +32,13 @@ class NoticeInbox {
   NoticeInbox() : NoticeInbox(Limits()) {}
 
   /// From now on find_group() finds the group. Delivers the notices that came before.
-  void add_group(const std::shared_ptr<Members>& members);
+  void add_group(const std::shared_ptr<Membership>& membership);
   /// The group that the notice names, or null. A notice of an unknown group is kept; beyond the
   /// limit the oldest one is dropped.
-  std::shared_ptr<Members> find_group(const std::shared_ptr<RemoteProcess>& from,
-                                      const Notice& notice);
+  std::shared_ptr<Membership> find_group(const std::shared_ptr<RemoteProcess>& from,
+                                         const Notice& notice);
   /// The groups that are still in use.
-  [[nodiscard]] std::vector<std::shared_ptr<Members>> groups() const;
+  [[nodiscard]] std::vector<std::shared_ptr<Membership>> groups() const;
 
   /// This process has departed from the group of the notice.
   void record_departure(const Notice& departure);
@@ -53,7 +53,7 @@ class NoticeInbox {
 
   const Limits limits_;
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<std::weak_ptr<Members>> groups_;
+  std::vector<std::weak_ptr<Membership>> groups_;
   std::map<std::uint64_t, Notice> departed_;  // by group_uid
   std::deque<std::uint64_t> departed_order_;  // oldest first
   std::deque<EarlyNotice> early_;             // oldest first

@@ -21,20 +21,20 @@ CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, const Oper
   operation_.out_blocks = out_blocks_;
 }
 
-CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationSequence sequence,
+CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList list,
                                Communicator::CallOptions options)
-    : WorkState(std::move(options)), queue_(std::move(queue)), sequence_(std::move(sequence)) {}
+    : WorkState(std::move(options)), queue_(std::move(queue)), list_(std::move(list)) {}
 
 void CollectiveWork::run_on(Executor& executor) const {
-  sequence_ ? executor.run(*sequence_, timeout()) : executor.run(operation_, timeout());
+  list_ ? executor.run(*list_, timeout()) : executor.run(operation_, timeout());
 }
 
-/// Holds the mutex, and keeps synchronous callers off the quick path meanwhile.
+/// Holds the mutex, and keeps synchronous callers off the fast path meanwhile.
 class OperationQueue::Lock {
  public:
   explicit Lock(OperationQueue& queue) : queue_(queue), lock_(queue.mutex_) {
     State seen = queue_.state();
-    while (seen == State::idle || seen == State::quick) {
+    while (seen == State::idle || seen == State::fast_path) {
       const State next = seen == State::idle ? State::ready : State::running;
       // Acquire: pairs with the release in release_synchronous().
       if (queue_.state_.compare_exchange_weak(seen, next, std::memory_order_acq_rel,
@@ -44,7 +44,8 @@ class OperationQueue::Lock {
   }
   ~Lock() {
     if (queue_.state() == State::ready && !queue_.closed_ && queue_.entries_.empty())
-      queue_.state_.store(State::idle, std::memory_order_release);  // pairs with try_take_quickly()
+      queue_.state_.store(State::idle,
+                          std::memory_order_release);  // pairs with try_take_fast_path()
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
@@ -54,8 +55,9 @@ class OperationQueue::Lock {
   std::lock_guard<std::mutex> lock_;
 };
 
-/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one thread nest:
-/// a callback may wait, and thereby run other operations and their callbacks.
+/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one
+/// thread nest only if a callback calls on_done_in_order() on a completed Work, or withdraws one:
+/// run_entry() sends the callbacks of other operations to the pool.
 class OperationQueue::CallbackScope {
  public:
   CallbackScope(OperationQueue& queue, Entries::iterator gate)
@@ -66,7 +68,7 @@ class OperationQueue::CallbackScope {
     innermost_scope = outer_;
     const Lock lock(queue_);
     remove_gate();
-    if (queue_.state() != State::running && queue_.next_can_start()) queue_.submit_pool_job();
+    if (queue_.state() != State::running && queue_.next_can_start()) queue_.submit_pool_task();
   }
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
@@ -105,14 +107,13 @@ void CollectiveWork::progress_until_done(Deadline deadline) {
 }
 
 std::string CollectiveWork::description() const {
-  return formatted("{} of group {}", sequence_ ? sequence_->name : name_of(operation_.op),
-                   queue_->group_);
+  return formatted("{} of group {}", list_ ? list_->name : name_of(operation_.op), queue_->group_);
 }
 
 namespace {
 
 std::uint32_t operations_in(const Operation& /*operation*/) { return 1; }
-std::uint32_t operations_in(const OperationSequence& sequence) { return sequence.operations; }
+std::uint32_t operations_in(const OperationList& list) { return list.operations; }
 
 /// The queue whose operation this thread is running.
 thread_local const OperationQueue* running_queue = nullptr;
@@ -134,7 +135,7 @@ bool OperationQueue::is_run_by_this_thread() const noexcept { return running_que
 
 template <class Entry>
 bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
-  if (!try_take_quickly() && !try_take_if_empty()) return false;
+  if (!try_take_fast_path() && !try_take_if_empty()) return false;
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   struct Release {
     OperationQueue& queue;
@@ -154,16 +155,16 @@ std::shared_ptr<CollectiveWork> OperationQueue::start(const Entry& entry,
   entries_.insert(insert_position(), work);
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   // Also if the caller will wait at once: it may not, and the peers need this rank. A running or
-  // lingering thread looks at the queue when it is done.
-  if (state() == State::ready && next_can_start()) submit_pool_job();
+  // rechecking thread looks at the queue when it is done.
+  if (state() == State::ready && next_can_start()) submit_pool_task();
   return work;
 }
 
 template bool OperationQueue::try_run(const Operation&, Milliseconds);
-template bool OperationQueue::try_run(const OperationSequence&, Milliseconds);
+template bool OperationQueue::try_run(const OperationList&, Milliseconds);
 template std::shared_ptr<CollectiveWork> OperationQueue::start(const Operation&,
                                                                Communicator::CallOptions);
-template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationSequence&,
+template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationList&,
                                                                Communicator::CallOptions);
 
 // --- gates ---
@@ -225,21 +226,21 @@ void OperationQueue::require_open() const {
   if (closed_) throw Error(Errc::aborted, formatted("group {} is closed", group_));
 }
 
-void OperationQueue::submit_pool_job() {
-  if (std::exchange(pool_job_pending_, true)) return;
+void OperationQueue::submit_pool_task() {
+  if (std::exchange(pool_task_pending_, true)) return;
   thread_pool_.submit([self = shared_from_this()] { self->run_on_pool(); });
 }
 
-bool OperationQueue::try_take_quickly() {
+bool OperationQueue::try_take_fast_path() {
   State expected = State::idle;
   // Acquire: pairs with the release in release_synchronous() and in ~Lock().
-  return state_.compare_exchange_strong(expected, State::quick, std::memory_order_acquire,
+  return state_.compare_exchange_strong(expected, State::fast_path, std::memory_order_acquire,
                                         std::memory_order_relaxed);
 }
 
-/// After try_take_quickly() or try_take_if_empty().
+/// After try_take_fast_path() or try_take_if_empty().
 void OperationQueue::release_synchronous() {
-  State expected = State::quick;
+  State expected = State::fast_path;
   if (!state_.compare_exchange_strong(expected, State::idle, std::memory_order_release,
                                       std::memory_order_relaxed))
     release_to(State::ready);  // a locker has set `running`, or try_take_if_empty() has
@@ -267,24 +268,24 @@ OperationQueue::WorkPtr OperationQueue::try_take_next(Deadline latest) {
   return work;
 }
 
-/// `next` is ready, or lingering if the calling thread will look at the queue again.
+/// `next` is ready, or rechecking if the calling thread will look at the queue again.
 void OperationQueue::release_to(State next) {
   const Lock lock(*this);
   set_state(next);
   // A pool thread that came while the queue was running has gone.
-  if (next == State::ready && next_can_start()) submit_pool_job();
+  if (next == State::ready && next_can_start()) submit_pool_task();
 }
 
-void OperationQueue::stop_lingering() {
+void OperationQueue::stop_rechecking() {
   const Lock lock(*this);
   if (state() == State::running) return;
   set_state(State::ready);
-  if (next_can_start()) submit_pool_job();
+  if (next_can_start()) submit_pool_task();
 }
 
 // --- running ---
 
-/// Runs an entry that try_take_next() returned, and lingers.
+/// Runs an entry that try_take_next() returned, and leaves the queue in `rechecking`.
 void OperationQueue::run_entry(const WorkPtr& work) {
   std::exception_ptr error;
   try {
@@ -297,12 +298,12 @@ void OperationQueue::run_entry(const WorkPtr& work) {
     // This thread is in a callback that waits. Other callbacks must not run inside it: one that
     // waits for a later entry would be blocked by this callback's gate.
     thread_pool_.submit([work, error] { work->complete(error); });
-    return release_to(State::lingering);
+    return release_to(State::rechecking);
   }
-  release_to(State::lingering);
+  release_to(State::rechecking);
   // Callbacks may take long, or wait for entries of this queue: another thread must run them.
   work->complete(error, [this](const std::function<void()>& callbacks) {
-    stop_lingering();
+    stop_rechecking();
     callbacks();
   });
 }
@@ -323,7 +324,7 @@ bool OperationQueue::withdraw(const Work& work, const Error& reason) {
 void OperationQueue::run_on_pool() {
   {
     const Lock lock(*this);
-    pool_job_pending_ = false;
+    pool_task_pending_ = false;
   }
   while (const WorkPtr work = try_take_next(Deadline::max())) run_entry(work);
 }
@@ -338,7 +339,7 @@ void OperationQueue::run_queue_until_done(CollectiveWork& work, Deadline deadlin
       break;
     }
   }
-  stop_lingering();
+  stop_rechecking();
   // A running operation ends by its own timeout; a callback may never return.
   do {
     work.sleep_until_done(std::min(deadline, deadline_after(work.timeout())), check_interrupt_);

@@ -10,25 +10,26 @@
 //
 // States, and who moves between them ("locker": any thread that takes the mutex):
 //
-//   from       to         by                     when
-//   idle       quick      caller of try_run      starts; one compare-exchange, no lock
-//   quick      idle       the same thread        ends; one compare-exchange, no lock
-//   quick      running    locker                 the quick thread will find this when it ends, and
-//                                                ends as from `running`
-//   idle       ready      locker                 keeps quick callers out while it holds the mutex
-//   ready      idle       locker, on unlocking   nothing is queued and the queue is not closed
-//   ready      running    caller, waiter, pool   takes the next entry
-//   running    ready      caller of try_run      ends; submits a pool job if an entry can start
-//   running    lingering  waiter, pool           ends; this thread will look at the queue again, so
-//                                                start() need not submit a pool job meanwhile
-//   lingering  running    caller, waiter, pool   takes the next entry
-//   lingering  ready      the lingering thread   finds no entry that it may take, or is about to
-//                                                run callbacks or to sleep; submits a pool job if
-//                                                an entry can start
+//   from        to          by                     when
+//   idle        fast_path   caller of try_run      starts; one compare-exchange, no lock
+//   fast_path   idle        the same thread        ends; one compare-exchange, no lock
+//   fast_path   running     locker                 the thread on the fast path finds this when it
+//                                                  ends, and ends as from `running`
+//   idle        ready       locker                 keeps others off the fast path while it holds
+//                                                  the mutex
+//   ready       idle        locker, on unlocking   nothing is queued and the queue is not closed
+//   ready       running     caller, waiter, pool   takes the next entry
+//   running     ready       caller of try_run      ends; submits a pool task if an entry can start
+//   running     rechecking  waiter, pool           ends; this thread will look at the queue again,
+//                                                  so start() need not submit a pool task meanwhile
+//   rechecking  running     caller, waiter, pool   takes the next entry
+//   rechecking  ready       the rechecking thread  finds no entry that it may take, or is about to
+//                                                  run callbacks or to sleep; submits a pool task
+//                                                  if an entry can start
 //
-// Independent of the state, pool_job_pending_ is set from the submission of a pool job until the
-// job runs: a waiter often runs the entry before the pool thread wakes, and a second job would wake
-// a second thread for nothing.
+// Independent of the state, pool_task_pending_ is set from the submission of a pool task until the
+// task runs: a waiter often runs the entry before the pool thread wakes, and a second task would
+// wake a second thread for nothing.
 //
 // Gates. The queue is released before completion callbacks run, so callbacks may issue operations.
 // A callback runs at a different time on each rank; on_done_in_order() makes the order the same
@@ -61,12 +62,12 @@ namespace tccl {
 class Executor;
 class OperationQueue;
 
-/// A started entry: a sequence, or an operation together with copies of its block lists.
+/// A started entry: a list, or an operation together with copies of its block lists.
 class CollectiveWork final : public WorkState {
  public:
   CollectiveWork(std::shared_ptr<OperationQueue> queue, const Operation& operation,
                  Communicator::CallOptions options);
-  CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationSequence sequence,
+  CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList list,
                  Communicator::CallOptions options);
 
   void on_done_in_order(std::function<void()> callback) override;
@@ -82,7 +83,7 @@ class CollectiveWork final : public WorkState {
   std::vector<ConstBlock> in_blocks_;
   std::vector<Block> out_blocks_;
   Operation operation_;
-  std::optional<OperationSequence> sequence_;
+  std::optional<OperationList> list_;
 };
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
@@ -96,7 +97,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
         check_interrupt_(std::move(check_interrupt)) {}
 
   /// Runs the entry on this thread if nothing else is queued or running; else returns false.
-  /// `Entry` is Operation or OperationSequence.
+  /// `Entry` is Operation or OperationList.
   template <class Entry>
   bool try_run(const Entry& entry, Milliseconds timeout);
   template <class Entry>
@@ -116,18 +117,18 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  private:
   using WorkPtr = std::shared_ptr<CollectiveWork>;
   using Entries = std::list<WorkPtr>;  // null: a gate
-  enum class State : std::uint8_t { idle, quick, ready, running, lingering };
+  enum class State : std::uint8_t { idle, fast_path, ready, running, rechecking };
   class Lock;
   class CallbackScope;
   friend class CollectiveWork;
 
   // --- without the mutex ---
-  bool try_take_quickly();
+  bool try_take_fast_path();
   void release_synchronous();
   bool try_take_if_empty();
   WorkPtr try_take_next(Deadline latest);
   void release_to(State next);
-  void stop_lingering();
+  void stop_rechecking();
   void run_entry(const WorkPtr& work);
   void run_on_pool();
   void run_queue_until_done(CollectiveWork& work, Deadline deadline);
@@ -143,7 +144,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   [[nodiscard]] CallbackScope* current_scope() const;
   [[nodiscard]] bool has_work() const;
   [[nodiscard]] bool next_can_start() const { return !entries_.empty() && entries_.front(); }
-  void submit_pool_job();
+  void submit_pool_task();
   void require_open() const;
 
   ThreadPool& thread_pool_;
@@ -152,11 +153,11 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::function<void()> check_interrupt_;
   std::atomic<std::uint32_t> issued_{0};  // relaxed: a counter
 
-  /// Changes without the mutex only between idle and quick; see try_take_quickly() and Lock.
+  /// Changes without the mutex only between idle and fast_path; see try_take_fast_path() and Lock.
   std::atomic<State> state_{State::idle};
   std::mutex mutex_;  // guards what follows, and all other changes of state_
   bool closed_ = false;
-  bool pool_job_pending_ = false;
+  bool pool_task_pending_ = false;
   Entries entries_;
 };
 

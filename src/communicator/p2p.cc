@@ -11,19 +11,19 @@
 
 namespace tccl {
 
-P2p::P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Members> members,
+P2p::P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> membership,
          std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
          WorkState::Submit run_elsewhere, std::function<void()> check_interrupt,
          BackoffPolicy backoff)
     : group_(std::move(group)),
-      members_(std::move(members)),
+      membership_(std::move(membership)),
       ofi_p2p_(std::move(ofi_p2p)),
       progress_(progress),
       run_elsewhere_(std::move(run_elsewhere)),
       check_interrupt_(std::move(check_interrupt)),
       backoff_(backoff),
-      protocol_(*group_, *members_, ofi_p2p_.get(), eager_bytes),
-      failures_(*members_, protocol_) {}
+      protocol_(*group_, *membership_, ofi_p2p_.get(), eager_bytes),
+      failures_(*membership_, protocol_) {}
 
 std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::CallOptions options) {
   std::vector<P2pWorkPtr> finished;
@@ -78,16 +78,17 @@ bool P2p::advance_locked() {
   try {
     return protocol_.advance();
   } catch (const Error& error) {
-    protocol_.fail_all(std::make_exception_ptr(members_->fail(error)));
+    protocol_.fail_all(std::make_exception_ptr(membership_->fail(error)));
   } catch (const std::exception& error) {
     const Error reason(Errc::internal, formatted("group {}: {}", group_name(), error.what()));
-    protocol_.fail_all(std::make_exception_ptr(members_->fail(reason)));
+    protocol_.fail_all(std::make_exception_ptr(membership_->fail(reason)));
   }
   return false;
 }
 
 void P2p::check_failures_locked() {
-  if (members_->failed()) return protocol_.fail_all(std::make_exception_ptr(members_->failure()));
+  if (membership_->failed())
+    return protocol_.fail_all(std::make_exception_ptr(membership_->failure()));
   const auto now = Clock::now();
   const auto& outstanding = protocol_.outstanding();
   for (const P2pWorkPtr& work : std::vector<P2pWorkPtr>(outstanding.begin(), outstanding.end())) {
@@ -100,6 +101,7 @@ void P2p::check_failures_locked() {
 
 std::vector<P2pWorkPtr> P2p::take_finished_locked() {
   std::vector<P2pWorkPtr> finished = protocol_.take_finished();
+  // Relaxed: close() has taken this mutex since, so it sees the increment.
   if (!finished.empty()) completing_.fetch_add(1, std::memory_order_relaxed);
   return finished;
 }
@@ -112,7 +114,7 @@ class P2p::Waiting {
  public:
   Waiting(P2p& engine, const P2pWork& work) : engine_(engine), work_(work), outer_(innermost_wait) {
     innermost_wait = this;
-    engine_.waiters_.fetch_add(1, std::memory_order_relaxed);
+    engine_.waiters_.fetch_add(1, std::memory_order_relaxed);  // relaxed: only the end publishes
   }
   ~Waiting() {
     innermost_wait = outer_;
@@ -148,12 +150,12 @@ void P2p::wait_for(P2pWork& work, Deadline deadline) {
       if (engine.needs_progress()) engine.progress_.notify();  // this thread stops moving data
     }
   } notify_progress{*this};
-  auto next_poll = Clock::now() + kInterruptPeriod;
+  auto next_interrupt_check = Clock::now() + kInterruptInterval;
   while (!work.done() && Clock::now() < deadline) {
-    wait_until(work, std::min(deadline, next_poll));
-    if (work.done() || Clock::now() < next_poll) continue;
+    wait_until(work, std::min(deadline, next_interrupt_check));
+    if (work.done() || Clock::now() < next_interrupt_check) continue;
     // Outside wait_until(): a signal handler may do anything, also close the group.
-    next_poll = Clock::now() + kInterruptPeriod;
+    next_interrupt_check = Clock::now() + kInterruptInterval;
     if (check_interrupt_) check_interrupt_();
   }
 }
@@ -175,11 +177,11 @@ void P2p::wait_until(P2pWork& work, Deadline deadline) {
   }
 }
 
-/// A rank of this host rings the doorbell; data of another host wakes the network's descriptor.
+/// A rank of this host notifies the doorbell; data of another host wakes the network's descriptor.
 void P2p::sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,
                     FunctionRef<bool()> give_up) {
-  const int peer = work.operation.root;
-  if (!ofi_p2p_ || (peer != kAnySource && members_->is_local(peer))) {
+  const int peer = work.operation.peer();
+  if (!ofi_p2p_ || (peer != kAnySource && membership_->is_local(peer))) {
     sleep_until(group_->mine().p2p_doorbell, something_moves, give_up);
     return;
   }
@@ -199,13 +201,13 @@ void P2p::complete(const std::vector<P2pWorkPtr>& finished) {
     } catch (const Error& error) {
       // Any failure but a local cancellation fails the group, so that the peer learns of it too.
       if (error.code() != Errc::aborted)
-        work->pending_error = std::make_exception_ptr(members_->fail(error));
+        work->pending_error = std::make_exception_ptr(membership_->fail(error));
     }
   }
   for (const P2pWorkPtr& work : finished)
     work->complete(work->pending_error, Waiting::submit_for(*work, run_elsewhere_));
   doorbell_fence();
-  group_->mine().p2p_doorbell.ring_if_sleeping();       // another thread may wait for one of them
+  group_->mine().p2p_doorbell.notify_if_sleeping();     // another thread may wait for one of them
   completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()
 }
 

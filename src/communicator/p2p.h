@@ -21,7 +21,7 @@
 #include "communicator/p2p_failure.h"
 #include "communicator/p2p_protocol.h"
 #include "communicator/p2p_work.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/ofi_p2p.h"
 #include "transport/shm/local_group.h"
 
@@ -31,9 +31,10 @@ class ProgressThread;
 
 class P2p : public std::enable_shared_from_this<P2p> {
  public:
-  /// Callbacks of completed works run through `run_elsewhere`: threads that move data must not run
-  /// user code, which may wait for that very data. `ofi_p2p` is null if all ranks are on this host.
-  P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Members> members,
+  /// Callbacks of completed operations run through `run_elsewhere`: threads that move data must not
+  /// run user code, which may wait for that very data. `ofi_p2p` is null if all ranks are on this
+  /// host.
+  P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> membership,
       std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
       WorkState::Submit run_elsewhere, std::function<void()> check_interrupt,
       BackoffPolicy backoff);
@@ -42,13 +43,13 @@ class P2p : public std::enable_shared_from_this<P2p> {
   bool cancel(const P2pWork& work);
   /// Moves data until the work is done, at most until `deadline`. Called by Work::wait().
   void wait_for(P2pWork& work, Deadline deadline);
-  [[nodiscard]] const std::string& group_name() const noexcept { return members_->name(); }
+  [[nodiscard]] const std::string& group_name() const noexcept { return membership_->name(); }
 
   /// Moves what can be moved; true if anything moved. `check_failures` also checks deadlines and
   /// lost peers.
   bool advance(bool check_failures);
   [[nodiscard]] bool has_outstanding() const noexcept { return protocol_.has_outstanding(); }
-  /// Messages to another host may be in flight although all works are done.
+  /// Messages to another host may be in flight although all operations are done.
   [[nodiscard]] bool needs_progress() const noexcept {
     return has_outstanding() || (ofi_p2p_ && ofi_p2p_->is_sending());
   }
@@ -81,16 +82,16 @@ class P2p : public std::enable_shared_from_this<P2p> {
   void complete(const std::vector<P2pWorkPtr>& finished);
 
   std::shared_ptr<shm::LocalGroup> group_;
-  std::shared_ptr<Members> members_;
+  std::shared_ptr<Membership> membership_;
   std::unique_ptr<ofi::OfiP2p> ofi_p2p_;
   ProgressThread& progress_;
   WorkState::Submit run_elsewhere_;
   std::function<void()> check_interrupt_;
   BackoffPolicy backoff_;
-  std::atomic<int> waiters_{0};                  // threads in wait_until()
+  std::atomic<int> waiters_{0};                  // threads in wait_until(); ~Waiting() releases
   std::atomic<Clock::time_point> last_wait_{};   // relaxed: a hint
   std::atomic<Clock::time_point> last_check_{};  // relaxed: a hint
-  std::atomic<int> completing_{0};               // threads that hold finished works
+  std::atomic<int> completing_{0};  // threads that hold finished operations; complete() releases
 
   std::mutex mutex_;  // guards everything below; never held while waiting or in callbacks
   P2pProtocol protocol_;

@@ -7,52 +7,56 @@ namespace tccl {
 
 std::exception_ptr P2pFailureDetector::check(P2pWork& work, Clock::time_point now) const {
   if (const int lost = lost_peer(work); lost >= 0)
-    return std::make_exception_ptr(members_.peer_lost_error(lost, work.describe(members_.name())));
-  if (work.operation.root != kAnySource)
-    work.heartbeat.update(members_.liveness_counter(work.operation.root), now);
+    return std::make_exception_ptr(
+        membership_.peer_lost_error(lost, work.describe(membership_.name())));
+  if (work.operation.peer() != kAnySource)
+    work.heartbeat.update(membership_.liveness_counter(work.operation.peer()), now);
   return now >= work.deadline ? timeout_error(work, now) : nullptr;
 }
 
 /// A rank of another host that has departed counts as alive until its last message has arrived.
 PeerState P2pFailureDetector::state_of(int rank) const {
-  const PeerState state = members_.state_of(rank);
+  const PeerState state = membership_.state_of(rank);
   const bool more_comes =
-      state == PeerState::departed && !members_.is_local(rank) && !protocol_.is_drained(rank);
+      state == PeerState::departed && !membership_.is_local(rank) && !protocol_.is_drained(rank);
   return more_comes ? PeerState::alive : state;
 }
 
 int P2pFailureDetector::lost_peer(const P2pWork& work) const {
-  const int peer = work.operation.root;
+  const int peer = work.operation.peer();
   if (peer == kAnySource) return lost_source();
-  return peer != members_.rank() && state_of(peer) != PeerState::alive ? peer : -1;
+  return peer != membership_.rank() && state_of(peer) != PeerState::alive ? peer : -1;
 }
 
 /// A receive from any source fails when the first rank dies, or when all ranks have departed.
 int P2pFailureDetector::lost_source() const {
   int lost = 0;
   int last = -1;
-  for (int rank = 0; rank < members_.size(); ++rank) {
-    if (rank == members_.rank()) continue;
+  for (int rank = 0; rank < membership_.size(); ++rank) {
+    if (rank == membership_.rank()) continue;
     const PeerState state = state_of(rank);
     if (state == PeerState::died) return rank;
     if (state == PeerState::alive) continue;
     last = rank;
     ++lost;
   }
-  return lost == members_.size() - 1 ? last : -1;
+  return lost == membership_.size() - 1 ? last : -1;
 }
 
 std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
                                                      Clock::time_point now) const {
   const double limit = std::chrono::duration<double>(work.options().timeout).count();
-  std::string text = formatted("{}: timeout after {:.1f} s", work.describe(members_.name()), limit);
+  std::string text =
+      formatted("{}: timeout after {:.1f} s", work.describe(membership_.name()), limit);
   std::vector<int> ranks;
-  if (const int peer = work.operation.root; peer != kAnySource) {
+  if (const int peer = work.operation.peer(); peer != kAnySource) {
     ranks.push_back(peer);
-    const bool stalled = work.heartbeat.is_stalled(now, members_.stalled_after(peer));
-    text += formatted("; {} {}", members_.who(peer),
+    const bool stalled = work.heartbeat.is_stalled(now, membership_.stalled_after(peer));
+    text += formatted("; {} {}", membership_.who(peer),
                       stalled ? "is stalled: it has no heartbeat"
-                              : "is alive but has not posted the matching operation");
+                      : work.source() >= 0 || work.moved_bytes != 0
+                          ? "is alive, but the message was not complete"
+                          : "is alive but has not posted the matching operation");
   }
   return std::make_exception_ptr(Error(Errc::timeout, text, std::move(ranks)));
 }

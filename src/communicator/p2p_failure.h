@@ -5,17 +5,17 @@
 #include <exception>
 
 #include "communicator/p2p_protocol.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 
 namespace tccl {
 
 class P2pFailureDetector {
  public:
-  P2pFailureDetector(const Members& members, const P2pProtocol& protocol)
-      : members_(members), protocol_(protocol) {}
+  P2pFailureDetector(const Membership& membership, const P2pProtocol& protocol)
+      : membership_(membership), protocol_(protocol) {}
 
-  /// The error of a work whose peer is lost or whose deadline has passed, else null. Call regularly
-  /// while the work is outstanding: it also tracks the peer's heartbeat.
+  /// The error of an operation whose peer is lost or whose deadline has passed, else null. Call
+  /// regularly while it is outstanding: it also tracks the peer's heartbeat.
   [[nodiscard]] std::exception_ptr check(P2pWork& work, Clock::time_point now) const;
 
  private:
@@ -25,7 +25,7 @@ class P2pFailureDetector {
   [[nodiscard]] PeerState state_of(int rank) const;
   [[nodiscard]] std::exception_ptr timeout_error(const P2pWork& work, Clock::time_point now) const;
 
-  const Members& members_;
+  const Membership& membership_;
   const P2pProtocol& protocol_;
 };
 

@@ -23,16 +23,16 @@ std::exception_ptr aborted(const std::string& text) {
 
 }  // namespace
 
-P2pProtocol::P2pProtocol(shm::LocalGroup& group, Members& members, ofi::OfiP2p* ofi_p2p,
+P2pProtocol::P2pProtocol(shm::LocalGroup& group, Membership& membership, ofi::OfiP2p* ofi_p2p,
                          std::size_t eager_bytes)
-    : members_(members),
+    : membership_(membership),
       ofi_p2p_(ofi_p2p),
       eager_bytes_(eager_bytes),
-      peers_(static_cast<std::size_t>(members.size())) {
-  for (int rank = 0; rank < members_.size(); ++rank) {
-    if (members_.is_local(rank))
-      queues(rank).link =
-          std::make_unique<shm::ShmLink>(group, members_.host_map().local_rank(rank), eager_bytes_);
+      peers_(static_cast<std::size_t>(membership.size())) {
+  for (int rank = 0; rank < membership_.size(); ++rank) {
+    if (membership_.is_local(rank))
+      queues(rank).link = std::make_unique<shm::ShmLink>(
+          group, membership_.host_map().local_rank(rank), eager_bytes_);
     else
       queues(rank).link = ofi_p2p_->link_to(rank);
   }
@@ -42,33 +42,33 @@ void P2pProtocol::start(const P2pWorkPtr& work) {
   outstanding_.insert(work);
   outstanding_count_.fetch_add(1, std::memory_order_relaxed);
   if (work->operation.op == Op::send)
-    queues(work->operation.root).unsent.push_back(work);
+    queues(work->operation.peer()).queued.push_back(work);
   else
     start_receive(work);
 }
 
 void P2pProtocol::start_receive(const P2pWorkPtr& receive) {
-  open_traffic_with(receive->operation.root);
+  subscribe_to(receive->operation.peer());
   const auto message = match_queue_.take_message(receive->operation);
   if (!message) return match_queue_.post(receive);
   message->eager ? deliver_eager(receive, message->source, message->payload.data(), message->bytes)
                  : accept_rts(receive, message->source, message->message_id, message->bytes);
 }
 
-/// A receiver must get the departure notice of a rank of another host, also if they have exchanged
-/// no message yet.
-void P2pProtocol::open_traffic_with(int source) {
-  if (!members_.over_several_hosts()) return;
-  for (int rank = 0; rank < members_.size(); ++rank)
-    if ((source == rank || source == kAnySource) && !members_.is_local(rank))
-      members_.open_traffic(rank);
+/// Also if they have exchanged no message yet: a receiver must get the departure notice of a rank
+/// of another host.
+void P2pProtocol::subscribe_to(int source) {
+  if (!membership_.over_several_hosts()) return;
+  for (int rank = 0; rank < membership_.size(); ++rank)
+    if ((source == rank || source == kAnySource) && !membership_.is_local(rank))
+      membership_.subscribe(rank);
 }
 
 bool P2pProtocol::advance() {
   bool moved = false;
   if (ofi_p2p_) ofi_p2p_->collect();
-  for (int rank = 0; rank < members_.size(); ++rank) moved |= take_cells(rank);
-  for (int rank = 0; rank < members_.size(); ++rank) moved |= post_cells(rank);
+  for (int rank = 0; rank < membership_.size(); ++rank) moved |= take_cells(rank);
+  for (int rank = 0; rank < membership_.size(); ++rank) moved |= post_cells(rank);
   return moved;
 }
 
@@ -131,9 +131,9 @@ bool P2pProtocol::check_size(const P2pWorkPtr& receive, int source, std::uint64_
   finish(receive, std::make_exception_ptr(Error(
                       Errc::mismatch,
                       formatted("group {}: rank {} receives {} bytes with tag {}, but {} sent {}",
-                                members_.name(), members_.rank(), receive->operation.count,
-                                receive->operation.tag, members_.who(source), bytes),
-                      {members_.rank(), source})));
+                                membership_.name(), membership_.rank(), receive->operation.count,
+                                receive->operation.tag, membership_.who(source), bytes),
+                      {membership_.rank(), source})));
   return false;
 }
 
@@ -158,12 +158,12 @@ bool P2pProtocol::post_cells(int destination) {
   PeerQueues& to = queues(destination);
   bool moved = false;
   while (post_one(to)) moved = true;
-  if (moved) to.link->wake_receiver();
+  if (moved) to.link->wake_peer();
   return moved;
 }
 
 bool P2pProtocol::post_one(PeerQueues& to) {
-  if (to.cts_to_send.empty() && to.unsent.empty() && to.cleared.empty()) return false;
+  if (to.cts_to_send.empty() && to.queued.empty() && to.cleared.empty()) return false;
   if (!to.link->has_room()) {
     wake_progress_thread(to);
     return false;
@@ -171,7 +171,7 @@ bool P2pProtocol::post_one(PeerQueues& to) {
   if (!to.cts_to_send.empty()) {
     to.link->post({CellKind::cts, 0, 0, to.cts_to_send.front(), 0}, nullptr);
     to.cts_to_send.pop_front();
-  } else if (!to.unsent.empty()) {
+  } else if (!to.queued.empty()) {
     post_message(to);
   } else {
     post_data(to);
@@ -189,8 +189,8 @@ void P2pProtocol::wake_progress_thread(PeerQueues& to) {
 
 /// Posts the next message, or its rts.
 void P2pProtocol::post_message(PeerQueues& to) {
-  const P2pWorkPtr work = std::move(to.unsent.front());
-  to.unsent.pop_front();
+  const P2pWorkPtr work = std::move(to.queued.front());
+  to.queued.pop_front();
   const Operation& send = work->operation;
   if (may_be_eager(to, send.count)) {
     to.used_credit += memory_cost(send.count);
@@ -213,9 +213,9 @@ bool P2pProtocol::may_be_eager(const PeerQueues& to, std::uint64_t bytes) const 
 /// Posts the next part of a message whose cts has arrived.
 void P2pProtocol::post_data(PeerQueues& to) {
   const P2pWorkPtr work = to.cleared.front();
-  const std::uint64_t unsent_bytes = work->operation.count - work->moved_bytes;
+  const std::uint64_t bytes_left = work->operation.count - work->moved_bytes;
   const auto bytes =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(unsent_bytes, to.link->cell_bytes()));
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes_left, to.link->cell_bytes()));
   to.link->post({CellKind::data, bytes, 0, work->message_id, 0},
                 static_cast<const std::byte*>(work->operation.in) + work->moved_bytes);
   work->moved_bytes += bytes;
@@ -238,15 +238,15 @@ bool P2pProtocol::cancel(const P2pWork& work) {
   if (work.operation.op == Op::recv) {
     cancelled = match_queue_.remove(work);
   } else {
-    auto& unsent = queues(work.operation.root).unsent;
-    const auto found = std::ranges::find(unsent, &work, &P2pWorkPtr::get);
-    if (found != unsent.end()) {
+    auto& queued = queues(work.operation.peer()).queued;
+    const auto found = std::ranges::find(queued, &work, &P2pWorkPtr::get);
+    if (found != queued.end()) {
       cancelled = std::move(*found);
-      unsent.erase(found);
+      queued.erase(found);
     }
   }
   if (!cancelled) return false;
-  finish(cancelled, aborted(formatted("{} was cancelled", work.describe(members_.name()))));
+  finish(cancelled, aborted(formatted("{} was cancelled", work.describe(membership_.name()))));
   return true;
 }
 
@@ -260,7 +260,7 @@ void P2pProtocol::fail_all(const std::exception_ptr& error) {
   match_queue_.take_all_receives();
   for (PeerQueues& peer : peers_) {
     peer.cts_to_send.clear();
-    peer.unsent.clear();
+    peer.queued.clear();
     peer.awaiting_cts.clear();
     peer.cleared.clear();
     peer.receiving.clear();

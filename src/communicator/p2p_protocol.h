@@ -20,7 +20,7 @@
 
 #include "communicator/match_queue.h"
 #include "transport/link.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/ofi_p2p.h"
 #include "transport/shm/local_group.h"
 
@@ -29,7 +29,7 @@ namespace tccl {
 class P2pProtocol {
  public:
   /// `ofi_p2p` may be null if all ranks are on this host.
-  P2pProtocol(shm::LocalGroup& group, Members& members, ofi::OfiP2p* ofi_p2p,
+  P2pProtocol(shm::LocalGroup& group, Membership& membership, ofi::OfiP2p* ofi_p2p,
               std::size_t eager_bytes);
 
   void start(const P2pWorkPtr& work);
@@ -45,7 +45,7 @@ class P2pProtocol {
     return outstanding_count_.load(std::memory_order_relaxed) != 0;
   }
   [[nodiscard]] const std::set<P2pWorkPtr>& outstanding() const { return outstanding_; }
-  /// The works that ended since the last call; their pending_error is set.
+  /// The operations that ended since the last call; their pending_error is set.
   std::vector<P2pWorkPtr> take_finished() { return std::exchange(finished_, {}); }
   /// False while cells of a rank that has departed are still in flight.
   [[nodiscard]] bool is_drained(int rank) const { return queues(rank).link->is_drained(); }
@@ -58,7 +58,7 @@ class P2pProtocol {
     std::uint64_t used_credit = 0;          // in all, by eager messages
     Clock::time_point last_wake;            // of its progress thread
     std::deque<std::uint64_t> cts_to_send;  // ids of its messages that have matched a receive
-    std::deque<P2pWorkPtr> unsent;
+    std::deque<P2pWorkPtr> queued;          // sends of which no cell was posted
     std::map<std::uint64_t, P2pWorkPtr> awaiting_cts;  // by message id
     std::deque<P2pWorkPtr> cleared;                    // sends whose cts has arrived
     // --- from that rank ---
@@ -71,7 +71,7 @@ class P2pProtocol {
   }
 
   void start_receive(const P2pWorkPtr& receive);
-  void open_traffic_with(int source);
+  void subscribe_to(int source);
   void finish(const P2pWorkPtr& work, std::exception_ptr error);
 
   // --- receiving ---
@@ -93,7 +93,7 @@ class P2pProtocol {
   void wake_progress_thread(PeerQueues& to);
   [[nodiscard]] bool may_be_eager(const PeerQueues& to, std::uint64_t bytes) const;
 
-  Members& members_;
+  Membership& membership_;
   ofi::OfiP2p* ofi_p2p_;
   std::size_t eager_bytes_;
   std::vector<PeerQueues> peers_;  // by rank

@@ -15,13 +15,13 @@ P2pWork::P2pWork(std::shared_ptr<P2p> engine, const Operation& op,
 
 void P2pWork::progress_until_done(Deadline latest) { engine_->wait_for(*this, latest); }
 
-bool P2pWork::cancel() noexcept { return !is_inherited() && engine_->cancel(*this); }
+bool P2pWork::cancel() noexcept { return !is_in_forked_child() && engine_->cancel(*this); }
 
 std::string P2pWork::description() const { return describe(engine_->group_name()); }
 
 std::string P2pWork::describe(const std::string& group) const {
   const std::string peer =
-      operation.root == kAnySource ? "any rank" : formatted("rank {}", operation.root);
+      operation.peer() == kAnySource ? "any rank" : formatted("rank {}", operation.peer());
   return formatted("{} #{} ({} bytes {} {}, tag {}) of group {}", name_of(operation.op), sequence,
                    operation.count, operation.op == Op::send ? "to" : "from", peer, operation.tag,
                    group);

@@ -1,4 +1,5 @@
-// P2pWork: a started send or recv. Thread safety: the public members that follow the constructor
+// P2pWork: a started send or recv.
+// Thread safety: the public members that follow the constructor
 // are guarded by the mutex of the P2p engine; the methods of Work are safe from any thread.
 #pragma once
 

@@ -80,8 +80,8 @@ struct ProgressThread::State {
 
   /// Sleeps until notified, at most until the next check for failures.
   void sleep_until_notified(std::uint32_t seen) {
+    // Announce, then poll once more. Relaxed: the fence orders it and pairs with that in notify().
     needs_notify.store(true, std::memory_order_relaxed);
-    // Announce, then poll once more; pairs with the fence in notify().
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const Turn turn = poll(/*all_engines=*/false);
     if (!turn.outstanding) {
@@ -89,6 +89,7 @@ struct ProgressThread::State {
     } else if (turn.all_have_waiters) {
       futex_wait(*signal, seen, kPollIntervalWithWaiters, FutexScope::shared);
     }
+    // Relaxed: a thread that still sees true makes one needless system call.
     needs_notify.store(false, std::memory_order_relaxed);
   }
 
@@ -154,6 +155,7 @@ void ProgressThread::set_progress_network(std::function<bool()> progress_network
 void ProgressThread::notify() noexcept {
   // The operation is stored, then the flag is read; pairs with sleep_until_notified().
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Relaxed: the fences order it.
   if (state_->needs_notify.load(std::memory_order_relaxed)) state_->wake();
 }
 

@@ -29,7 +29,7 @@ std::vector<T> allgather_value(Communicator& parent, const T& own) {
 
 /// The requests with this color: the members of the new group, in its order of ranks.
 std::vector<SplitRequest> exchange_requests(Communicator& parent, int color, int key) {
-  const SplitRequest own{color, key, parent.rank(), 0, group_uid_from(random_digest())};
+  const SplitRequest own{color, key, parent.rank(), 0, group_uid_from(random_bytes32())};
   std::vector<SplitRequest> requests = allgather_value(parent, own);
   std::erase_if(requests, [&](const SplitRequest& request) { return request.color != color; });
   std::ranges::sort(requests, {}, [](const SplitRequest& request) {
@@ -47,15 +47,14 @@ class Splitter {
     try {
       parts_.local_group = std::make_shared<shm::LocalGroup>(
           context_.arena(),
-          shm::LocalGroup::Identity{options.name, requests_.front().group_uid,
-                                    options.first_sequence},
+          shm::GroupIdentity{options.name, requests_.front().group_uid, options.first_sequence},
           shm::RegionLayout::of(static_cast<int>(requests_.size()),
                                 parent_.local_group->layout().chunk_bytes));
     } catch (const Error& error) {
-      throw parent_.members->fail(error);  // the other ranks wait for this one
+      throw parent_.membership->fail(error);  // the other ranks wait for this one
     }
     const auto is_remote = [&](const SplitRequest& request) {
-      return !parent_.members->is_local(request.rank);
+      return !parent_.membership->is_local(request.rank);
     };
     if (std::ranges::any_of(requests_, is_remote))
       parts_.group_tag = context_.network().allocate_group_tag();
@@ -64,28 +63,28 @@ class Splitter {
 
   /// `addresses` by rank of the parent.
   GroupParts set_members(const std::vector<GroupAddress>& addresses) {
-    std::vector<shm::Member> local;
+    std::vector<shm::LocalMember> local;
     std::vector<int> global_ranks;
     std::vector<int> hosts;
-    Members::Peers peers(requests_.size());
+    Membership::Peers peers(requests_.size());
     parts_.addresses.resize(requests_.size());
-    const HostMap& parent_hosts = parent_.members->host_map();
+    const HostMap& parent_hosts = parent_.membership->host_map();
     for (std::size_t rank = 0; rank < requests_.size(); ++rank) {
       const int parent_rank = requests_[rank].rank;
       const GroupAddress& address = addresses[static_cast<std::size_t>(parent_rank)];
       hosts.push_back(parent_hosts.host_of(parent_rank));
-      if (parent_.members->is_local(parent_rank)) {
-        local.emplace_back(parent_.local_group->peer_handle(parent_hosts.local_rank(parent_rank)),
-                           address.region_offset);
+      if (parent_.membership->is_local(parent_rank)) {
+        local.emplace_back(
+            parent_.local_group->process_handle(parent_hosts.local_rank(parent_rank)),
+            address.region_offset);
         global_ranks.push_back(static_cast<int>(rank));
       } else {
-        peers[rank] = parent_.members->peer(parent_rank);
-        parts_.addresses[rank] = {
-            parent_.addresses[static_cast<std::size_t>(parent_rank)].fabric_address,
-            static_cast<std::uint32_t>(address.group_tag)};
+        peers[rank] = parent_.membership->process(parent_rank);
+        parts_.addresses[rank] = {parent_.addresses[static_cast<std::size_t>(parent_rank)].fi_addr,
+                                  static_cast<std::uint32_t>(address.group_tag)};
       }
     }
-    const auto own = std::ranges::find(requests_, parent_.members->rank(), &SplitRequest::rank);
+    const auto own = std::ranges::find(requests_, parent_.membership->rank(), &SplitRequest::rank);
     parts_.local_group->set_members(std::move(local), std::move(global_ranks),
                                     static_cast<int>(own - requests_.begin()));
     set_all_members(context_, parts_, HostMap(hosts), peers);

@@ -11,12 +11,12 @@ namespace {
 
 class Validator {
  public:
-  Validator(const Operation& operation, const GroupShape& group)
+  Validator(const Operation& operation, const ValidationLimits& limits)
       : o_(operation),
-        rank_(group.rank),
-        size_(group.size),
-        group_(group.name),
-        chunk_bytes_(group.chunk_bytes) {}
+        rank_(limits.rank),
+        size_(limits.size),
+        group_(limits.name),
+        chunk_bytes_(limits.chunk_bytes) {}
 
   void run() const {
     if (reduces(o_.op)) check_reduction();
@@ -87,8 +87,10 @@ class Validator {
   void check_root() const {
     if (o_.op == Op::recv && o_.root == kAnySource) return;
     if (!has_root(o_.op) && !is_point_to_point(o_.op)) return;
-    require(o_.root >= 0 && o_.root < size_, "unexpected rank {}; the group has {} ranks", o_.root,
-            size_);
+    const char* const argument = is_point_to_point(o_.op) ? "peer" : "root";
+    require(o_.root >= 0 && o_.root < size_,
+            "{} {} is not a rank of this group, which has ranks 0 to {}", argument, o_.root,
+            size_ - 1);
   }
 
   /// Steps are counted in 32 bits; the smallest step of any algorithm moves chunk / size bytes.
@@ -123,8 +125,8 @@ class Validator {
 
 }  // namespace
 
-void validate(const Operation& operation, const GroupShape& group) {
-  Validator(operation, group).run();
+void validate(const Operation& operation, const ValidationLimits& limits) {
+  Validator(operation, limits).run();
 }
 
 }  // namespace tccl

@@ -1,5 +1,6 @@
 // Validation of an operation's arguments, before anything is sent and before the operation takes a
-// sequence number. Thread safety: pure.
+// sequence number.
+// Thread safety: pure functions.
 #pragma once
 
 #include <string>
@@ -8,8 +9,8 @@
 
 namespace tccl {
 
-/// The group that an operation is validated for.
-struct GroupShape {
+/// What an operation is checked against: ranks and sizes of its group.
+struct ValidationLimits {
   int rank;
   int size;
   const std::string& name;
@@ -17,6 +18,6 @@ struct GroupShape {
 };
 
 /// Throws Error{invalid_argument} that names the argument.
-void validate(const Operation& operation, const GroupShape& group);
+void validate(const Operation& operation, const ValidationLimits& limits);
 
 }  // namespace tccl

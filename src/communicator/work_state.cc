@@ -60,14 +60,14 @@ void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>&
   while (!done()) {
     const auto now = Clock::now();
     if (now >= deadline) return;
-    futex_wait(done_, 0, std::min<Clock::duration>(deadline - now, kInterruptPeriod),
+    futex_wait(done_, 0, std::min<Clock::duration>(deadline - now, kInterruptInterval),
                FutexScope::local);
     if (!done() && check_interrupt) check_interrupt();
   }
 }
 
 void WorkState::wait_by(Deadline deadline) {
-  if (!done() && is_inherited())
+  if (!done() && is_in_forked_child())
     throw Error(Errc::aborted, "this process was forked from a rank and cannot use its groups");
   if (!done()) progress_until_done(deadline);
   if (!done())

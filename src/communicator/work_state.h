@@ -1,5 +1,6 @@
 // WorkState: the state of a started operation: completion, error, callbacks and waiting. The base
-// of CollectiveWork and P2pWork. See include/tccl/work.h for the contract. Thread safety: every
+// of CollectiveWork and P2pWork. See include/tccl/work.h for the contract.
+// Thread safety: every
 // method may be called from any thread; complete() once.
 #pragma once
 
@@ -51,7 +52,7 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   void sleep_until_done(Deadline deadline, const std::function<void()>& check_interrupt);
   void set_source(int rank) noexcept { source_ = rank; }
   /// Whether this is a forked child of the process that started the work.
-  [[nodiscard]] bool is_inherited() const noexcept { return process_ != ::getpid(); }
+  [[nodiscard]] bool is_in_forked_child() const noexcept { return process_ != ::getpid(); }
   [[nodiscard]] const Communicator::CallOptions& options() const noexcept { return options_; }
 
  private:

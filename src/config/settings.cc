@@ -129,8 +129,8 @@ void algorithm_into(Settings& settings, const std::string& text) {
 }
 
 constexpr const char* kAlgorithmDoc =
-    "Algorithm by message size, e.g. \"one_shot:0-16384;two_shot:16385-max\" or one name for all. "
-    "Must be the same on all ranks.";
+    "One name for all sizes, or NAME:FROM-TO for ranges in bytes, separated by semicolons; TO "
+    "may be max. `torch-ccl info --algorithms` lists the names. Must be the same on all ranks.";
 
 constexpr SettingRow kRows[] = {
     {"CCL_CHUNK_BYTES", "256K",
@@ -148,36 +148,40 @@ constexpr SettingRow kRows[] = {
      shared_bytes_into},
     {"CCL_STAGING_BYTES", "4M",
      "Accelerator tensors are staged through host memory in chunks of this size, so that copies "
-     "and "
-     "communication overlap. Must be the same on all ranks.",
+     "and communication overlap. Must be the same on all ranks.",
      bytes_into<&Settings::staging_bytes>},
     {"CCL_WORKER_COUNT", "auto",
-     "Worker threads of each rank, which help the thread that runs a large operation (in chunks of "
-     "256 KiB and more; those of ordinary tensors from 2 MiB); 0: none. auto: one less than the "
-     "cores of the rank (or than its share of them, if several ranks have the same affinity mask), "
-     "at most 3; with a list in CCL_WORKER_AFFINITY, the number of listed cores per rank.",
+     "Worker threads of each rank, which help the thread that runs a large operation; they help "
+     "from 2 MiB on, with zero copy from 256 KiB. 0: none. auto: one less than the CPUs of the "
+     "rank (or than its share of them, if several ranks have the same affinity mask), at most 3; "
+     "with a list in CCL_WORKER_AFFINITY, the number of listed CPUs per rank. A CPU is what "
+     "Linux numbers: a core with hyper-threading has two.",
      worker_count_into},
     {"CCL_WORKER_AFFINITY", "auto",
-     "Cores of the worker threads of all ranks on this host, one after the other: "
-     "0,1,2,3,28,29,31,32 (or 0-3,28,29,31,32) gives 0-3 to the four workers of the first rank and "
-     "the rest to the second rank. Cores outside the affinity of the process are allowed; a worker "
-     "whose core does not exist, or is not in the cgroup's cpuset, is not pinned, with a warning. "
-     "auto: any core of the process. The library warns if a list does not have CCL_WORKER_COUNT "
-     "cores for each rank, or if it is auto and CCL_WORKER_COUNT exceeds the cores of the rank.",
+     "CPUs of the worker threads of all ranks on this host, one after the other: with two ranks, "
+     "0,1,2,3,28,29,31,32 (or 0-3,28,29,31,32) gives 0-3 to the four workers of the first rank "
+     "and the rest to the second rank. CPUs outside the affinity of the process are allowed; a "
+     "worker whose CPU does not exist, or is not in the cgroup's cpuset, is not pinned, with a "
+     "warning. auto: any CPU of the process. The library warns if a list does not have "
+     "CCL_WORKER_COUNT CPUs for each rank, or if it is auto and CCL_WORKER_COUNT exceeds the "
+     "CPUs of the rank.",
      worker_affinity_into},
     {"CCL_ATL_TRANSPORT", "ofi",
-     "Transport between hosts: ofi (libfabric). Ranks of one host use shared memory.",
+     "Transport between hosts: ofi (libfabric). Ranks of one host use shared memory. (The name "
+     "is oneCCL's: ATL is its Abstract Transport Layer.)",
      transport_into},
     {"CCL_ATL_PROVIDER", "",
-     "libfabric provider, as listed by fi_info; default: FI_PROVIDER, else tcp.", provider_into},
+     "libfabric provider, as listed by fi_info; default: FI_PROVIDER, else tcp. Must be the same "
+     "on all ranks; FI_OFI_RXM_EAGER_LIMIT, too.",
+     provider_into},
     {"CCL_SOCKET_IFNAME", "",
      "Prefixes of the names of interfaces to use between hosts, in order of preference, such as "
-     "\"eth,ib\". Prefixes after a ^ are excluded: \"^lo,docker\". Default: the interface of the "
-     "route to the host of the store.",
+     "\"eth,ib\". Prefixes after a ^ are excluded: \"^lo,docker\". Default: the interface with a "
+     "route to the other hosts; of several, the one to the host of the store.",
      interface_filter_into},
     {"CCL_PORT_RANGE", "",
-     "Ports to listen on for connections of other hosts, such as 20000-20100: two for each rank of "
-     "a host. Default: any free ports.",
+     "Ports to listen on for connections of other hosts, such as 20000-20100: two for each rank "
+     "of a host. Default: any free ports.",
      ports_into},
     {"CCL_LIVENESS_TIMEOUT", "10",
      "Seconds without an answer from another host after which its ranks count as lost.",
@@ -187,10 +191,9 @@ constexpr SettingRow kRows[] = {
      "other by its contents. Default: by a secret in the store.",
      text_into<&Settings::secret_file>},
     {"CCL_WIRE_DTYPE", "same",
-     "Format in which float32 sums (allreduce, reduce_scatter) are sent between hosts: same, bf16 "
-     "or int8 (in blocks with a scale). Fewer bytes, less precision: see docs/hosts.md. Must be "
-     "the "
-     "same on all ranks.",
+     "Format in which float32 sums (allreduce, reduce_scatter) are sent between hosts: same, "
+     "bf16 or int8 (in blocks with a scale). Fewer bytes, less precision: see docs/hosts.md. "
+     "Must be the same on all ranks.",
      wire_format_into},
     {"CCL_ALLREDUCE", "", kAlgorithmDoc, algorithm_into<Op::allreduce>},
     {"CCL_REDUCE", "", kAlgorithmDoc, algorithm_into<Op::reduce>},

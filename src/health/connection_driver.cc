@@ -96,7 +96,7 @@ void ConnectionDriver::set_authenticated(Connection& connection) {
   peer.note_heard();
   peer.failed_handshakes = 0;
   peer.authenticated.push_back(&connection);
-  connection.outbox += std::exchange(peer.unsent, {});
+  connection.outbox += std::exchange(peer.queued_notices, {});
   if (departing_) connection.outbox += encode(FrameKind::departure);
 }
 

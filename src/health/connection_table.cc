@@ -76,7 +76,7 @@ void ConnectionTable::clear() {
   connections_.clear();
 }
 
-void ConnectionTable::close_sockets() noexcept {
+void ConnectionTable::close_in_child() noexcept {
   for (const auto& [id, connection] : connections_) connection->socket.reset();
 }
 

@@ -39,7 +39,7 @@ class ConnectionTable {
   std::vector<std::uint64_t> stop_watching();
   void clear();
   /// In a forked child: the epoll instance is the parent's, too, so only the sockets are closed.
-  void close_sockets() noexcept;
+  void close_in_child() noexcept;
 
  private:
   Monitor& monitor_;

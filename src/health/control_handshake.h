@@ -47,14 +47,14 @@ class Handshake {
   void set_connected() { stage_ = Stage::awaits_challenge; }
   /// Returns what to send.
   ConnectorResponse respond_to(const Challenge& challenge, const RemoteProcess::Identity& self,
-                               const Digest& acceptor_id);
+                               const Bytes32& acceptor_id);
   void check_confirmation(const AcceptorConfirmation& confirmation,
-                          const RemoteProcess::Identity& self, const Digest& acceptor_id);
+                          const RemoteProcess::Identity& self, const Bytes32& acceptor_id);
 
   // --- acceptor ---
   /// `secret` is null if the response names none that is accepted. Returns what to send.
   AcceptorConfirmation check_response(const ConnectorResponse& response, const std::string* secret,
-                                      const Digest& own_id);
+                                      const Bytes32& own_id);
 
  private:
   Handshake(Stage stage, const Challenge& challenge, std::string secret)

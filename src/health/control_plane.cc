@@ -21,7 +21,8 @@ using State = RemoteProcess::State;
 
 namespace {
 
-constexpr milliseconds kHeartbeatInterval{500};  // also the resolution of handshake deadlines
+/// Also the resolution of handshake deadlines.
+constexpr milliseconds kControlHeartbeatInterval{500};
 constexpr milliseconds kControlHandshakeTimeout{2000};
 constexpr milliseconds kControlFlushTimeout{1000};
 constexpr int kMaxUnauthenticated = 256;
@@ -75,7 +76,7 @@ void ControlPlane::open() {
   listener_ = listen_in_range(options_.address, options_.ports);
   options_.self.address = options_.address;
   options_.self.port = SocketAddress::of_local_end(listener_.get()).port();
-  timer_ = new_timer(kHeartbeatInterval);
+  timer_ = new_timer(kControlHeartbeatInterval);
   timer_handler_ = monitor_.watch_fd(timer_.get(), EPOLLIN, [this](std::uint32_t) {
     run_locked([this](Actions& actions) { on_timer(actions); });
   });
@@ -106,7 +107,7 @@ void ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
   const auto peer = as_peer(process);
   if (phase_ != Phase::open || peer->has_final_state) return;
   if (peer->authenticated.empty()) {
-    peer->unsent += encode(notice);
+    peer->queued_notices += encode(notice);
     return connect_to(peer);
   }
   Connection& connection = *peer->authenticated.front();
@@ -280,7 +281,7 @@ void ControlPlane::close_in_child() noexcept {
   phase_ = Phase::forked;
   listener_.reset();
   timer_.reset();
-  connections_.close_sockets();
+  connections_.close_in_child();
 }
 
 }  // namespace tccl

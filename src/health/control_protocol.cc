@@ -128,7 +128,7 @@ std::optional<Frame> FrameReader::next() {
 }
 
 KeyId key_id(const std::string& secret) {
-  const Digest digest = hmac_sha256(secret, "key");
+  const Bytes32 digest = hmac_sha256(secret, "key");
   KeyId id;
   std::copy_n(digest.begin(), id.size(), id.begin());
   return id;
@@ -172,7 +172,8 @@ template ConnectorResponse decode(std::string_view body);
 template AcceptorConfirmation decode(std::string_view body);
 template Notice decode(std::string_view body);
 
-std::string handshake_context(const Digest& acceptor_id, const RemoteProcess::Identity& connector) {
+std::string handshake_binding_data(const Bytes32& acceptor_id,
+                                   const RemoteProcess::Identity& connector) {
   std::string context = "control";
   put(context, acceptor_id);
   return context + encode_identity(connector);

@@ -59,7 +59,7 @@ struct ConnectorResponse {
   RemoteProcess::Identity identity;
 };
 struct AcceptorConfirmation {
-  Digest id;
+  Bytes32 id;
   Confirmation confirmation;
 };
 
@@ -76,6 +76,7 @@ T decode(std::string_view body);
 /// What both proofs cover besides the nonces. `acceptor_id` is the process that the connector means
 /// to reach: another process that knows the secret, but got the port of one that has died, must not
 /// accept the connection as its own.
-std::string handshake_context(const Digest& acceptor_id, const RemoteProcess::Identity& connector);
+std::string handshake_binding_data(const Bytes32& acceptor_id,
+                                   const RemoteProcess::Identity& connector);
 
 }  // namespace tccl::control

@@ -1,5 +1,6 @@
 // A process of this host, whose shared memory is mapped here: see process_page.h for how its death
 // is detected. A pidfd, watched by the monitor thread, is the fallback.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <linux/futex.h>
@@ -15,15 +16,14 @@
 
 namespace tccl {
 
-/// A process (strictly: a context), mapped once and shared by all groups. Thread safety: all
-/// methods may be called concurrently.
+/// A process (strictly: a context), mapped once and shared by all groups.
 class LocalProcess {
  public:
   LocalProcess(std::shared_ptr<SharedMemory> memory, std::string host, int pid)
       : memory_(std::move(memory)), host_(std::move(host)), pid_(pid) {}
 
   [[nodiscard]] std::byte* base() const noexcept { return memory_->base(); }
-  [[nodiscard]] const Digest& id() const noexcept { return memory_->id(); }
+  [[nodiscard]] const Bytes32& id() const noexcept { return memory_->id(); }
   /// "host b, pid 4711"
   [[nodiscard]] std::string where() const;
 

@@ -121,11 +121,11 @@ void Monitor::main(std::promise<void> mutex_held) {
   pthread_mutex_lock(&page_.liveness_mutex);
   thread_id_ = std::this_thread::get_id();
   mutex_held.set_value();
-  Deadline next_beat = Clock::now() + kHeartbeatPeriod;
+  Deadline next_beat = Clock::now() + kLocalHeartbeatInterval;
   while (!stopping_.load(std::memory_order_acquire)) {  // pairs with the release in stop()
     const bool exited = handle_events(poll_timeout(next_beat));
     if (!exited && Clock::now() < next_beat) continue;
-    next_beat = Clock::now() + kHeartbeatPeriod;
+    next_beat = Clock::now() + kLocalHeartbeatInterval;
     page_.heartbeats.fetch_add(1, std::memory_order_relaxed);  // read by LocalProcess::heartbeats()
     drop_unused();
     on_heartbeat_();

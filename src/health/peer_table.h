@@ -20,8 +20,8 @@ struct RemotePeer final : RemoteProcess {
   using RemoteProcess::note_heard;
   using RemoteProcess::set_state;
 
-  std::string secret;  // for connections from this process
-  std::string unsent;  // encoded notices that wait for the first authenticated connection
+  std::string secret;          // for connections from this process
+  std::string queued_notices;  // encoded; they wait for the first authenticated connection
   /// Notices use the first one, so they stay in order.
   std::vector<Connection*> authenticated;
   bool wanted = false;      // send_notice() was called
@@ -50,7 +50,7 @@ class PeerTable {
 
  private:
   std::map<KeyId, std::string> secrets_;
-  std::map<Digest, std::weak_ptr<RemotePeer>> peers_;
+  std::map<Bytes32, std::weak_ptr<RemotePeer>> peers_;
 };
 
 }  // namespace tccl::control

@@ -1,4 +1,5 @@
 // A process of another host, and the notices that processes of different hosts send each other.
+// Thread safety: every method may be called from any thread; Notice is a value.
 #pragma once
 
 #include <atomic>
@@ -11,11 +12,11 @@
 namespace tccl {
 
 /// A process (strictly: a context) of another host, as this process sees it. ControlPlane creates
-/// and updates it. Thread safety: all methods may be called concurrently.
+/// and updates it.
 class RemoteProcess {
  public:
   struct Identity {
-    Digest id{};  // random, one per context
+    Bytes32 id{};  // random, one per context
     std::string host;
     int pid = 0;
     std::string address;     // numeric
@@ -23,7 +24,7 @@ class RemoteProcess {
   };
   enum class State : std::uint8_t {
     alive,
-    departed,     // it closed in an orderly way
+    departed,     // it closed cleanly
     died,         // its connection broke, or its port refuses connections
     unreachable,  // its host, or the network to it, does not answer
   };

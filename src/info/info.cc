@@ -13,7 +13,7 @@ Info info() {
   const Settings settings = parse_environment();
   Info info;
   info.kernels = kernels::best_variant().name;
-  info.algorithms = AlgorithmSelector(settings).choices();
+  info.algorithms = AlgorithmSelector(settings).rules();
   info.settings = setting_values();
   return info;
 }
@@ -28,7 +28,8 @@ std::vector<SettingValue> setting_values() {
 }
 
 std::vector<std::string> addresses_of_this_host() {
-  return own_addresses(/*store_host=*/"", parse_setting("CCL_SOCKET_IFNAME").interface_filter).usable;
+  return own_addresses(/*store_host=*/"", parse_setting("CCL_SOCKET_IFNAME").interface_filter)
+      .usable;
 }
 
 }  // namespace tccl

@@ -58,7 +58,7 @@ std::string setting_json(const SettingValue& row) {
                  member("doc", to_json(row.doc)), member("is_set", to_json(row.is_set))});
 }
 
-std::string algorithm_json(const AlgorithmChoice& row) {
+std::string algorithm_json(const AlgorithmRule& row) {
   return object(
       {member("operation", to_json(std::string_view(name_of(row.op)))),
        member("algorithm", to_json(row.algorithm)), member("doc", to_json(row.doc)),

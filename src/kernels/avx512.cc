@@ -1,6 +1,6 @@
 // Kernels compiled for AVX-512 F, BW, DQ and VL.
+#include "kernels/compress_impl.h"
 #include "kernels/copy_impl.h"
-#include "kernels/pack_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {
@@ -12,6 +12,6 @@ void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes
 void copy_nontemporal_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors_nontemporal(to, from, bytes);
 }
-extern const PackKernels kPackKernelsAvx512 = kPackKernels;
+extern const CompressionKernels kCompressionKernelsAvx512 = kCompressionKernels;
 
 }  // namespace tccl::kernels

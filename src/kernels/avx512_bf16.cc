@@ -1,6 +1,6 @@
 // Kernels compiled for AVX-512 F, BW, DQ, VL and BF16.
+#include "kernels/compress_impl.h"
 #include "kernels/copy_impl.h"
-#include "kernels/pack_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {
@@ -12,6 +12,6 @@ void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t 
 void copy_nontemporal_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors_nontemporal(to, from, bytes);
 }
-extern const PackKernels kPackKernelsAvx512Bf16 = kPackKernels;
+extern const CompressionKernels kCompressionKernelsAvx512Bf16 = kCompressionKernels;
 
 }  // namespace tccl::kernels

@@ -1,6 +1,6 @@
 // Kernels compiled for the architecture's baseline instruction set.
+#include "kernels/compress_impl.h"
 #include "kernels/copy_impl.h"
-#include "kernels/pack_impl.h"
 #include "kernels/reduce_impl.h"
 
 namespace tccl::kernels {
@@ -12,6 +12,6 @@ void copy_baseline(unsigned char* to, const unsigned char* from, std::size_t byt
 void copy_nontemporal_baseline(unsigned char* to, const unsigned char* from, std::size_t bytes) {
   copy_vectors_nontemporal(to, from, bytes);
 }
-extern const PackKernels kPackKernelsBaseline = kPackKernels;
+extern const CompressionKernels kCompressionKernelsBaseline = kCompressionKernels;
 
 }  // namespace tccl::kernels

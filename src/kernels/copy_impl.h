@@ -1,4 +1,5 @@
 // The copy loops behind copy.h. Compiled once per instruction set.
+// Thread safety: functions without shared state.
 #pragma once
 
 #if defined(__x86_64__)

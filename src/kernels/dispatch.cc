@@ -4,8 +4,8 @@
 
 #include <cstring>
 
+#include "kernels/compress.h"
 #include "kernels/copy.h"
-#include "kernels/pack.h"
 #include "kernels/reduce.h"
 #include "kernels/variants.h"
 
@@ -35,9 +35,9 @@ class DefaultFloatMode {
 #endif
 };
 
-const PackKernel& pack_kernel_for(WireFormat format) {
-  const PackKernels& pack_kernels = *best_variant().pack_kernels;
-  return format == WireFormat::int8 ? pack_kernels.int8 : pack_kernels.bfloat16;
+const CompressionKernel& compression_kernel_for(WireFormat format) {
+  const CompressionKernels& compression_kernels = *best_variant().compression_kernels;
+  return format == WireFormat::int8 ? compression_kernels.int8 : compression_kernels.bfloat16;
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
                       bytes);
 }
 
-std::size_t packed_bytes(WireFormat format, std::size_t count) {
+std::size_t compressed_bytes(WireFormat format, std::size_t count) {
   switch (format) {
     case WireFormat::by_setting:  // the caller has replaced it by the setting's format
     case WireFormat::uncompressed:
@@ -73,23 +73,23 @@ std::size_t packed_bytes(WireFormat format, std::size_t count) {
     case WireFormat::bfloat16:
       return count * 2;
     case WireFormat::int8:
-      return count + (count + kPackBlock - 1) / kPackBlock * sizeof(float);
+      return count + (count + kCompressionBlock - 1) / kCompressionBlock * sizeof(float);
   }
   __builtin_trap();
 }
 
-void pack(void* to, const float* from, std::size_t count, WireFormat format) {
+void compress(void* to, const float* from, std::size_t count, WireFormat format) {
   if (format == WireFormat::uncompressed) return copy(to, from, count * sizeof(float));
   const DefaultFloatMode float_mode;
-  pack_kernel_for(format).pack(static_cast<unsigned char*>(to),
-                               reinterpret_cast<const unsigned char*>(from), count);
+  compression_kernel_for(format).compress(static_cast<unsigned char*>(to),
+                                          reinterpret_cast<const unsigned char*>(from), count);
 }
 
-void unpack(float* to, const void* from, std::size_t count, WireFormat format) {
+void decompress(float* to, const void* from, std::size_t count, WireFormat format) {
   if (format == WireFormat::uncompressed) return copy(to, from, count * sizeof(float));
   const DefaultFloatMode float_mode;
-  pack_kernel_for(format).unpack(reinterpret_cast<unsigned char*>(to),
-                                 static_cast<const unsigned char*>(from), count);
+  compression_kernel_for(format).decompress(reinterpret_cast<unsigned char*>(to),
+                                            static_cast<const unsigned char*>(from), count);
 }
 
 }  // namespace tccl::kernels

@@ -6,9 +6,10 @@
 //
 // A group is one vector of accumulators or several. For types narrower than their accumulator, the
 // order of elements within the group is the one that is cheapest to load; load() and store() agree
-// on it. Pure functions.
+// on it.
 //
 // The namespace is unnamed for the reason given in float_formats.h.
+// Thread safety: pure functions.
 #pragma once
 
 #if defined(__F16C__)  // also defined for every AVX-512 target

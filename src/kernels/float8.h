@@ -1,5 +1,6 @@
 // Conversion between 8-bit floats and float32, rounded to nearest even, for reductions in several
-// stages. Thread-safe.
+// stages.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <cstddef>

@@ -7,11 +7,11 @@
 // Each formula is written once, on bits, and works on one number or on a vector: selects, no
 // branches, no tables. Every NaN becomes the format's canonical quiet NaN without payload and sign,
 // because which of two NaNs an addition returns depends on the operand order that the compiler
-// chooses. Results do not depend on whether the thread flushes denormals to zero. Pure functions,
-// thread-safe.
+// chooses. Results do not depend on whether the thread flushes denormals to zero.
 //
 // Everything is in an unnamed namespace because the kernels are compiled once per instruction set:
 // the linker must not replace one file's copy of a function by another file's.
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // Arguments of one reduce(), without standard-library types: files compiled per instruction set
 // must not instantiate templates, because the linker could use that copy on a CPU without the
 // instructions.
+// Thread safety: a plain value.
 #pragma once
 
 #include <cstddef>

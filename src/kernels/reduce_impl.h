@@ -4,10 +4,11 @@
 // The loop takes one group of vectors at a time: it combines all sources in registers in rank
 // order, rounds, and stores. A destination may therefore be one of the sources. With many sources
 // (more streams than the hardware prefetchers follow) the loop runs in batches of sources and keeps
-// the accumulators of a block of groups on the stack in between. Pure functions, thread-safe.
+// the accumulators of a block of groups on the stack in between.
 //
 // No standard-library templates, and everything in an unnamed namespace: see float_formats.h.
 // Floating-point contraction must be off: FMA would round differently on some instruction sets.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <type_traits>

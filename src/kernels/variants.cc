@@ -18,8 +18,8 @@ void copy_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes
 void copy_nontemporal_avx512(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
 void copy_nontemporal_avx512_bf16(unsigned char* to, const unsigned char* from, std::size_t bytes);
-extern const PackKernels kPackKernelsBaseline, kPackKernelsAvx2, kPackKernelsAvx512,
-    kPackKernelsAvx512Bf16;
+extern const CompressionKernels kCompressionKernelsBaseline, kCompressionKernelsAvx2,
+    kCompressionKernelsAvx512, kCompressionKernelsAvx512Bf16;
 
 namespace {
 
@@ -40,13 +40,13 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 
 constexpr Variant kVariants[] = {
     {"baseline", always, reduce_baseline, copy_baseline, copy_nontemporal_baseline,
-     &kPackKernelsBaseline},
+     &kCompressionKernelsBaseline},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, reduce_avx2, copy_avx2, copy_nontemporal_avx2, &kPackKernelsAvx2},
+    {"avx2", has_avx2, reduce_avx2, copy_avx2, copy_nontemporal_avx2, &kCompressionKernelsAvx2},
     {"avx512", has_avx512, reduce_avx512, copy_avx512, copy_nontemporal_avx512,
-     &kPackKernelsAvx512},
+     &kCompressionKernelsAvx512},
     {"avx512_bf16", has_avx512_bf16, reduce_avx512_bf16, copy_avx512_bf16,
-     copy_nontemporal_avx512_bf16, &kPackKernelsAvx512Bf16},
+     copy_nontemporal_avx512_bf16, &kCompressionKernelsAvx512Bf16},
 #endif
 };
 

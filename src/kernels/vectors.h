@@ -4,7 +4,8 @@
 //   Vector<float> sum = a + b;               // lane by lane
 //   Vector<float> low = a < b ? a : b;       // a comparison gives all ones or zero per lane
 //
-// Pure functions. The namespace is unnamed for the reason given in float_formats.h.
+// The namespace is unnamed for the reason given in float_formats.h.
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstddef>

@@ -7,15 +7,16 @@ namespace tccl {
 namespace {
 
 /// Below this size compression does not save time.
-constexpr std::size_t kMinPackedBytes = std::size_t{32} << 10;
+constexpr std::size_t kMinCompressedBytes = std::size_t{32} << 10;
 
-/// Only float32 sums can be packed, and only those whose result goes to all ranks.
+/// Only float32 sums can be compressed, and only those whose result goes to all ranks.
 WireFormat wire_format_of(const Operation& o, std::size_t elements, WireFormat default_format) {
   const ReduceOp op = o.reduction.op;
-  const bool packs = reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
-                     (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum) &&
-                     elements * sizeof(float) >= kMinPackedBytes;
-  if (!packs) return WireFormat::uncompressed;
+  const bool compresses =
+      reduces(o.op) && o.op != Op::reduce && o.dtype == DType::float32 &&
+      (op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::premul_sum) &&
+      elements * sizeof(float) >= kMinCompressedBytes;
+  if (!compresses) return WireFormat::uncompressed;
   return o.wire_format == WireFormat::by_setting ? default_format : o.wire_format;
 }
 
@@ -29,8 +30,8 @@ void add_counts(const Blocks& blocks, OpRecord& record) {
   record.counts_hash = hash == 1 ? 0 : hash;
 }
 
-/// Sets the count that all ranks know: that of one rank, or of the v-collectives whose counts are
-/// the same on all ranks, the sum.
+/// Sets the count that all ranks know: the count of one rank; for allgatherv and reduce_scatterv
+/// the sum of the counts.
 void set_counts(const Operation& o, OpRecord& record) {
   if (o.op == Op::allgatherv) return add_counts(o.out_blocks, record);
   if (o.op == Op::reduce_scatterv) return add_counts(o.in_blocks, record);
@@ -47,7 +48,7 @@ OpRecord record_of(const Operation& operation, int ranks, WireFormat default_for
   record.factor = operation.reduction.factor;
   record.root = operation.root;
   record.total_count = operation.total_count;
-  record.chunk_index = operation.chunk_index;
+  record.staging_chunk_index = operation.staging_chunk_index;
   set_counts(operation, record);
   // The count of a reduce_scatter is that of one rank.
   const int parts = record.op == Op::reduce_scatter ? ranks : 1;
@@ -72,7 +73,8 @@ std::uint64_t next_digest(std::uint64_t previous, const OpRecord& record) {
   hash = mix(hash, std::uint64_t{static_cast<std::uint32_t>(record.root)} << 8 |
                        static_cast<std::uint64_t>(record.wire_format));
   hash = mix(hash, record.count);
-  if (record.total_count != 0) hash = mix(mix(hash, record.total_count), record.chunk_index);
+  if (record.total_count != 0)
+    hash = mix(mix(hash, record.total_count), record.staging_chunk_index);
   return mix(hash, record.counts_hash);
 }
 
@@ -86,13 +88,14 @@ std::string describe(const OpRecord& record, std::string_view algorithm_name) {
   if (record.op != Op::barrier && !has_per_rank_counts(record.op))
     text += formatted("count {}{}, ", record.count, has_shared_counts(record.op) ? " in all" : "");
   if (record.total_count != 0)
-    text += formatted("chunk {} of a collective of {} elements, ", record.chunk_index + 1,
-                      record.total_count);
+    text += formatted(
+        "chunk {} of a staged collective ({}: {} elements), ", record.staging_chunk_index + 1,
+        has_shared_counts(record.op) ? "longest block" : "in all", record.total_count);
   if (record.op != Op::barrier) text += formatted("{}, ", name_of(record.dtype));
   if (reduces(record.op)) text += formatted("{}, ", name_of(record.reduction));
   if (record.root >= 0) text += formatted("root {}, ", record.root);
   if (record.counts_hash != 0)
-    text += formatted("hash of counts {:04x}, ", record.counts_hash & 0xffff);
+    text += formatted("sizes of the list with hash {:04x}, ", record.counts_hash & 0xffff);
   if (record.wire_format != WireFormat::uncompressed)
     text += formatted("{} on the wire, ", name_of(record.wire_format));
   return text + formatted("algorithm {})", algorithm_name);

@@ -1,6 +1,7 @@
 // OpRecord: the description of one collective that ranks compare before they touch each other's
 // data. Two ranks that call different operations get an error that names both calls, never wrong
-// data or a hang. Thread safety: plain values and pure functions.
+// data or a hang.
+// Thread safety: plain values and pure functions.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct alignas(64) OpRecord {
   std::uint8_t algorithm = 0;  // index into the registry
   std::int32_t root = -1;
   WireFormat wire_format = WireFormat::uncompressed;
-  std::uint32_t chunk_index = 0;
-  std::uint64_t total_count = 0;  // 0: not a chunk of a larger collective
+  std::uint32_t staging_chunk_index = 0;
+  std::uint64_t total_count = 0;  // as in Operation; 0: not a chunk of a larger collective
   std::uint64_t count = 0;
   std::uint64_t counts_hash = 0;  // of the v-collectives whose counts are the same on all ranks
   /// Digest of this record and of all records before it. A rank may run ahead: the root of a

@@ -1,4 +1,5 @@
-// Properties of each operation. Pure functions.
+// Properties of each operation.
+// Thread safety: pure functions.
 #pragma once
 
 #include "tccl/operation.h"

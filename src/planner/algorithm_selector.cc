@@ -55,18 +55,18 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 }  // namespace
 
 AlgorithmSelector::AlgorithmSelector(const Settings& settings) {
-  const auto entries = [this](Op op) -> auto& { return entries_[static_cast<std::size_t>(op)]; };
+  const auto rules = [this](Op op) -> auto& { return rules_[static_cast<std::size_t>(op)]; };
   for (const Algorithm& row : algorithms())
-    for (const DefaultRule& rule : row.rules)
-      entries(row.op).push_back({.algorithm = &row,
-                                 .from_bytes = rule.from_bytes,
-                                 .from_ranks = rule.from_ranks,
-                                 .float8_only = rule.float8_only});
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    for (const Algorithm::Rule& rule : row.rules)
+      rules(row.op).push_back({.algorithm = &row,
+                               .from_bytes = rule.from_bytes,
+                               .from_ranks = rule.from_ranks,
+                               .float8_only = rule.float8_only});
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
     const auto op = static_cast<Op>(i);
     try {
       for (const std::string_view rule : split(settings.algorithm[i], ';'))
-        entries_[i].push_back(parse_rule(op, rule));
+        rules_[i].push_back(parse_rule(op, rule));
     } catch (const Error& problem) {
       throw Error(Errc::invalid_argument,
                   formatted("{}={}: {}", setting_of(op), settings.algorithm[i], problem.what()));
@@ -74,7 +74,7 @@ AlgorithmSelector::AlgorithmSelector(const Settings& settings) {
   }
 }
 
-AlgorithmSelector::Entry AlgorithmSelector::parse_rule(Op op, std::string_view rule) {
+AlgorithmSelector::Rule AlgorithmSelector::parse_rule(Op op, std::string_view rule) {
   const auto colon = rule.find(':');
   const std::string_view range = colon == std::string_view::npos ? "0-max" : rule.substr(colon + 1);
   const auto dash = range.find('-');
@@ -88,23 +88,23 @@ AlgorithmSelector::Entry AlgorithmSelector::parse_rule(Op op, std::string_view r
 
 const Algorithm& AlgorithmSelector::select(Op op, std::size_t bytes, int ranks, DType dtype,
                                            bool several_hosts) const {
-  const auto& entries = entries_[static_cast<std::size_t>(op)];
-  const auto applies = [&](const Entry& entry) {
-    return is_for_several_hosts(*entry.algorithm) == several_hosts && entry.from_bytes <= bytes &&
-           bytes <= entry.to_bytes && entry.from_ranks <= ranks &&
-           (!entry.float8_only || kernels::is_float8(dtype));
+  const auto& rules = rules_[static_cast<std::size_t>(op)];
+  const auto applies = [&](const Rule& rule) {
+    return is_for_several_hosts(*rule.algorithm) == several_hosts && rule.from_bytes <= bytes &&
+           bytes <= rule.to_bytes && rule.from_ranks <= ranks &&
+           (!rule.float8_only || kernels::is_float8(dtype));
   };
-  return *std::find_if(entries.rbegin(), entries.rend(), applies)->algorithm;
+  return *std::find_if(rules.rbegin(), rules.rend(), applies)->algorithm;
 }
 
-std::vector<AlgorithmChoice> AlgorithmSelector::choices() const {
-  std::vector<AlgorithmChoice> rows;
-  for (const auto& entries : entries_)
-    for (const Entry& entry : entries)
-      rows.push_back({entry.algorithm->op, entry.algorithm->name, entry.algorithm->doc,
-                      entry.from_bytes, entry.to_bytes, entry.from_ranks,
-                      entry.float8_only ? "float8" : "all", is_for_several_hosts(*entry.algorithm),
-                      entry.by_setting});
+std::vector<AlgorithmRule> AlgorithmSelector::rules() const {
+  std::vector<AlgorithmRule> rows;
+  for (const auto& rules : rules_)
+    for (const Rule& rule : rules)
+      rows.push_back({rule.algorithm->op, rule.algorithm->name, rule.algorithm->doc,
+                      rule.from_bytes, rule.to_bytes, rule.from_ranks,
+                      rule.float8_only ? "float8" : "all", is_for_several_hosts(*rule.algorithm),
+                      rule.by_setting});
   return rows;
 }
 

@@ -23,12 +23,12 @@ class AlgorithmSelector {
   /// Throws Error{invalid_argument} for a setting that names an unknown algorithm or a bad range.
   explicit AlgorithmSelector(const Settings& settings);
   /// All rules, for tccl::info().
-  [[nodiscard]] std::vector<AlgorithmChoice> choices() const;
+  [[nodiscard]] std::vector<AlgorithmRule> rules() const;
   [[nodiscard]] const Algorithm& select(Op op, std::size_t bytes, int ranks, DType dtype,
                                         bool several_hosts = false) const;
 
  private:
-  struct Entry {
+  struct Rule {
     const Algorithm* algorithm;
     std::size_t from_bytes = 0;
     std::size_t to_bytes = std::numeric_limits<std::size_t>::max();
@@ -36,9 +36,9 @@ class AlgorithmSelector {
     bool float8_only = false;
     bool by_setting = false;
   };
-  static Entry parse_rule(Op op, std::string_view rule);
+  static Rule parse_rule(Op op, std::string_view rule);
 
-  std::array<std::vector<Entry>, kOpCount> entries_;  // by Op; the last entry that applies wins
+  std::array<std::vector<Rule>, kOpCount> rules_;  // by Op; the last rule that applies wins
 };
 
 }  // namespace tccl

@@ -34,10 +34,10 @@ std::vector<int> cpus_for(const std::vector<int>& all, std::size_t rank, std::si
 WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& placement) {
   WorkerPoolOptions plan;
   plan.count = count_for(settings, placement);
-  plan.cpus = cpus_for(settings.worker_cpus, static_cast<std::size_t>(placement.rank),
+  plan.cpus = cpus_for(settings.worker_cpus, static_cast<std::size_t>(placement.local_rank),
                        static_cast<std::size_t>(plan.count));
   plan.unpinned_cpus = placement.cpus;
-  plan.start_eagerly = settings.worker_count.has_value() || !settings.worker_cpus.empty();
+  plan.start_at_once = settings.worker_count.has_value() || !settings.worker_cpus.empty();
   return plan;
 }
 
@@ -47,16 +47,16 @@ std::string worker_settings_conflict(const Settings& settings, const LocalPlacem
   const std::size_t needed = count * static_cast<std::size_t>(placement.ranks);
   std::string why;
   if (listed != 0 && listed != needed) {
-    why = formatted("{} workers on each of {} ranks need a list of {} cores, not of {}", count,
+    why = formatted("{} workers on each of {} ranks need a list of {} CPUs, not of {}", count,
                     placement.ranks, needed, listed);
     if (!settings.worker_count)
-      why = formatted("{} cores cannot be divided among {} ranks", listed, placement.ranks);
+      why = formatted("{} CPUs cannot be divided among {} ranks", listed, placement.ranks);
   } else if (listed == 0 && settings.worker_count && count > placement.cpus.size()) {
-    why = formatted("{} workers share {} cores", count, placement.cpus.size());
+    why = formatted("{} workers share {} CPUs", count, placement.cpus.size());
   }
   if (why.empty()) return why;
   return formatted(
-      "CCL_WORKER_COUNT={}, CCL_WORKER_AFFINITY={} and the cores of this rank ({}) conflict: {}",
+      "CCL_WORKER_COUNT={}, CCL_WORKER_AFFINITY={} and the CPUs of this rank ({}) conflict: {}",
       settings.worker_count ? std::to_string(*settings.worker_count) : "auto",
       settings.worker_affinity, cpus_text(placement.cpus), why);
 }

@@ -1,5 +1,6 @@
 // How many worker threads a rank has, and on which CPUs: from CCL_WORKER_COUNT,
-// CCL_WORKER_AFFINITY and the CPUs that the rank may use. Thread safety: pure functions.
+// CCL_WORKER_AFFINITY and the CPUs that the rank may use.
+// Thread safety: pure functions.
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@ namespace tccl {
 
 /// A rank among the ranks of its host.
 struct LocalPlacement {
-  int rank = 0;
+  int local_rank = 0;
   int ranks = 1;
   int ranks_on_same_cpus = 1;  // how many of them, this one included, have the same affinity mask
   std::vector<int> cpus;       // that this rank may use

@@ -57,7 +57,7 @@ class FileStore final : public Store {
   void set(const std::string& key, std::string_view value) override {
     // Write a temporary file and rename it: a reader sees the whole value or none.
     const std::string target = path_of(key);
-    const Digest unique = random_digest();  // several threads may set the same key
+    const Bytes32 unique = random_bytes32();  // several threads may set the same key
     const std::string temporary = formatted("{}.{}", target, to_hex(std::span(unique).first(8)));
     write_private_file(temporary, value);
     if (::rename(temporary.c_str(), target.c_str()) != 0) throw_system_error("rename " + target);

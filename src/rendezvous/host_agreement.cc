@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
+#include <system_error>
 
 #include "base/format.h"
 #include "rendezvous/host_discovery.h"
@@ -43,29 +45,35 @@ std::string_view name_of(Round round) {
 }
 
 Status status_of_current_exception(const RendezvousOptions& options) noexcept {
+  const auto status_of_this_rank = [&](const std::string& what) {
+    return failure_status(init_error(
+        options.group, Errc::aborted,
+        formatted("rank {} (host {}, pid {}) {}", options.rank, host_name(), ::getpid(), what),
+        {options.rank}));
+  };
   try {
     throw;
   } catch (const Error& error) {
     return failure_status(error);
+  } catch (const std::bad_alloc&) {
+    return status_of_this_rank("ran out of memory before the group was formed");
+  } catch (const std::system_error& error) {
+    return status_of_this_rank(formatted("failed before the group was formed: {}", error.what()));
   } catch (...) {
-    return failure_status(init_error(
-        options.group, Errc::aborted,
-        formatted("rank {} (host {}, pid {}) was interrupted before the group was formed",
-                  options.rank, host_name(), ::getpid()),
-        {options.rank}));
+    return status_of_this_rank("was interrupted before the group was formed");
   }
 }
 
 HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& host_map,
-                             std::function<void()> check_wait)
+                             std::function<void()> while_waiting)
     : options_(options),
       host_map_(host_map),
       host_(host_map.host_of(options.rank)),
-      check_wait_(std::move(check_wait)) {}
+      while_waiting_(std::move(while_waiting)) {}
 
 StoreClient HostAgreement::client() const {
   return store_client_for(options_, [this] {
-    check_wait_();
+    while_waiting_();
     throw_if_failure_published(store_client_for(options_, {}));
   });
 }

@@ -1,6 +1,6 @@
 // The agreement between the coordinators of all hosts, in three rounds through the store.
 //
-//   HostAgreement hosts(options, host_map, check_wait);
+//   HostAgreement hosts(options, host_map, while_waiting);
 //   std::string address = hosts.agree_on_address();                                 // addresses
 //   Roster roster = hosts.exchange_peer_infos([&] { return gather(address); });     // peer infos
 //   hosts.commit([&] { distribute(roster); });                                      // status
@@ -29,9 +29,9 @@ std::string_view name_of(Round round);
 
 class HostAgreement {
  public:
-  /// `check_wait` is called while waiting for other hosts; an exception ends the wait.
+  /// `while_waiting` is called while waiting for other hosts; an exception ends the wait.
   HostAgreement(const RendezvousOptions& options, const HostMap& host_map,
-                std::function<void()> check_wait);
+                std::function<void()> while_waiting);
 
   /// Exchanges AddressOffers; returns the address that this host advertises.
   std::string agree_on_address();
@@ -53,10 +53,11 @@ class HostAgreement {
   const RendezvousOptions& options_;
   const HostMap& host_map_;
   int host_;  // index of this host
-  std::function<void()> check_wait_;
+  std::function<void()> while_waiting_;
 };
 
-/// The Status of an exception that is being handled: of an Error its own, else "interrupted".
+/// The Status of an exception that is being handled: of an Error its own; no memory or a failed
+/// system call; else "interrupted", because what is thrown then is options.check_interrupt's.
 Status status_of_current_exception(const RendezvousOptions& options) noexcept;
 
 }  // namespace tccl

@@ -36,13 +36,14 @@ Fd open_event() {
 
 }  // namespace
 
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait) {
-  const Digest digest = hmac_sha256(options.secret, "keys");
+StoreClient store_client_for(const RendezvousOptions& options,
+                             std::function<void()> while_waiting) {
+  const Bytes32 digest = hmac_sha256(options.secret, "keys");
   return {*options.store, to_hex(std::span(digest).first(8)), options.deadline,
-          std::move(check_wait)};
+          std::move(while_waiting)};
 }
 
-void publish_host_coordinator(const StoreClient& client, const RendezvousOptions& options,
+void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,
                               int coordinator_rank) {
   const std::vector<std::string> coordinators = store_gather(
       client, kCoordinatorRound, options.rank, options.size, std::to_string(coordinator_rank));
@@ -75,7 +76,7 @@ void try_publish_failure(const RendezvousOptions& options, const Status& status)
   try {
     publish_failure(store_client_for(options, {}), status);
   } catch (const std::exception&) {
-    // See the header.
+    // The other ranks then fail at the timeout.
   }
 }
 
@@ -95,14 +96,14 @@ HostCoordinators HostDiscovery::result() {
 
 void HostDiscovery::run(const RendezvousOptions& options) {
   try {
-    WaitingMark waiting(*options.store, options.rank);
+    JoinRecordWriter join_record(*options.store, options.rank);
     StoreClient client = store_client_for(options, {});
-    client.check_wait = [this, &client, &waiting] {
+    client.while_waiting = [this, &client, &join_record] {
       if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
-      waiting.set();
+      join_record.write_waiting();
       throw_if_failure_published(client);
     };
-    publish_host_coordinator(client, options, options.rank);
+    gather_host_coordinators(client, options, options.rank);
     coordinators_ = read_host_coordinators(client, options);
   } catch (...) {
     error_ = std::current_exception();

@@ -26,10 +26,11 @@ using HostCoordinators = std::vector<int>;
 
 /// The keys of one rendezvous: their prefix comes from the secret, so a later one on the same store
 /// has other keys.
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> check_wait);
+StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> while_waiting);
 
-/// Called by every rank.
-void publish_host_coordinator(const StoreClient& client, const RendezvousOptions& options,
+/// Called by every rank: rank 0 gathers the rank that coordinates each rank's host and publishes
+/// the table. Waits for the ranks below this one in the tree of the gather.
+void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,
                               int coordinator_rank);
 /// Called once, when the coordinators of all hosts have read the table.
 void remove_host_coordinators(const StoreClient& client) noexcept;

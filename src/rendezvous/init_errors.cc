@@ -56,16 +56,15 @@ std::string describe_incomplete(const Participation& p) {
 
 Error init_error(const std::string& group, Errc code, const std::string& text,
                  std::vector<int> ranks) {
-  return {code, formatted("init of group \"{}\": {}", group, text), std::move(ranks)};
+  return {code, formatted("init of group {}: {}", group, text), std::move(ranks)};
 }
 
 Error init_timeout(const RendezvousOptions& options, const std::string& text,
                    std::vector<int> ranks) {
   const double seconds = std::chrono::duration<double>(options.timeout).count();
-  return {
-      Errc::timeout,
-      formatted("init of group \"{}\" timed out after {:.1f} s: {}", options.group, seconds, text),
-      std::move(ranks)};
+  return {Errc::timeout,
+          formatted("init of group {} timed out after {:.1f} s: {}", options.group, seconds, text),
+          std::move(ranks)};
 }
 
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,

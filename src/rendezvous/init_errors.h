@@ -1,4 +1,4 @@
-// The error messages of a rendezvous, all of which begin with: init of group "world".
+// The error messages of a rendezvous, all of which begin with: init of group world.
 // Thread safety: functions without shared state.
 #pragma once
 
@@ -11,11 +11,11 @@
 
 namespace tccl {
 
-/// `init of group "world": text`
+/// `init of group world: text`
 Error init_error(const std::string& group, Errc code, const std::string& text,
                  std::vector<int> ranks = {});
 
-/// `init of group "world" timed out after 30.0 s: text`
+/// `init of group world timed out after 30.0 s: text`
 Error init_timeout(const RendezvousOptions& options, const std::string& text,
                    std::vector<int> ranks = {});
 

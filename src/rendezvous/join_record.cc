@@ -36,8 +36,8 @@ JoinRecord read_join_record(Store& store, int rank) {
   }
 }
 
-void WaitingMark::set() {
-  if (std::exchange(is_set_, true)) return;
+void JoinRecordWriter::write_waiting() {
+  if (std::exchange(is_written_, true)) return;
   store_.set(key_of(rank_), this_process() + std::string(kWaiting));
 }
 

@@ -1,6 +1,7 @@
 // The record that each rank leaves in the store under "rank/<r>" while a group is formed: its host,
 // its pid, and whether it waits for the others. Error messages name the processes that it
-// describes. Thread safety: functions without shared state.
+// describes.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <string>
@@ -21,15 +22,15 @@ JoinRecord read_join_record(Store& store, int rank);
 
 /// Marks this rank's record as waiting, once. Called from polling loops, so that a rendezvous that
 /// completes without waiting costs no store operation.
-class WaitingMark {
+class JoinRecordWriter {
  public:
-  WaitingMark(Store& store, int rank) : store_(store), rank_(rank) {}
-  void set();
+  JoinRecordWriter(Store& store, int rank) : store_(store), rank_(rank) {}
+  void write_waiting();
 
  private:
   Store& store_;
   int rank_;
-  bool is_set_ = false;
+  bool is_written_ = false;
 };
 
 }  // namespace tccl

@@ -22,13 +22,13 @@ using std::chrono::milliseconds;
 /// its members wait a little longer for that report.
 constexpr milliseconds kReportGrace{2000};
 
-/// Throws Error{timeout} at the deadline. `check_wait` runs every interrupt period.
-template <class CheckWait>
+/// Throws Error{timeout} at the deadline. `while_waiting` runs every kInterruptInterval.
+template <class WhileWaiting>
 void wait_readable_until(int socket, Deadline deadline, const RendezvousOptions& options,
-                         const CheckWait& check_wait) {
-  while (!wait_readable(socket, std::min(deadline, Clock::now() + kInterruptPeriod))) {
+                         const WhileWaiting& while_waiting) {
+  while (!wait_readable(socket, std::min(deadline, Clock::now() + kInterruptInterval))) {
     if (options.check_interrupt) options.check_interrupt();
-    check_wait();
+    while_waiting();
     if (Clock::now() >= deadline) throw Error(Errc::timeout, "no answer before the timeout");
   }
 }
@@ -42,7 +42,7 @@ int authenticate(int socket, const RendezvousOptions& options) {
   send_packet(socket, JoinRequest{response, options.rank, options.size, ::getpid()},
               options.deadline);
   wait_readable_until(socket, options.deadline, options, do_nothing);
-  throw_if_status(socket, options.deadline);
+  throw_if_failure_received(socket, options.deadline);
   const auto reply = receive_packet<JoinReply>(socket, options.deadline);
   if (!verify(options.secret, challenge, response, reply.confirmation, kLocalHandshake))
     throw init_error(options.group, Errc::system,
@@ -54,7 +54,7 @@ int authenticate(int socket, const RendezvousOptions& options) {
 /// Reads on if the coordinator sent the reason of its failure before it closed the connection.
 void throw_pending_status(int socket) {
   while (wait_readable(socket, Clock::now())) {
-    throw_if_status(socket, Clock::now());
+    throw_if_failure_received(socket, Clock::now());
     if (next_packet_bytes(socket) != sizeof(PeerInfo)) return;
     static_cast<void>(receive_packet<PeerInfo>(socket, Clock::now()));
   }
@@ -63,7 +63,7 @@ void throw_pending_status(int socket) {
 /// For waits that are not for the coordinator's next packet.
 void throw_if_coordinator_failed(int socket) {
   if (!wait_readable(socket, Clock::now())) return;
-  throw_if_status(socket, Clock::now());
+  throw_if_failure_received(socket, Clock::now());
   if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "the connection was closed");
 }
 
@@ -122,16 +122,16 @@ void LocalClient::wait_for_packet() const {
 /// Also publishes which rank coordinates this host; until the address arrives, this rank waits for
 /// ranks of all hosts.
 HostAddress LocalClient::receive_host_address() {
-  WaitingMark waiting(*options_->store, options_->rank);
+  JoinRecordWriter join_record(*options_->store, options_->rank);
   StoreClient client = store_client_for(*options_, [&] {
     if (options_->check_interrupt) options_->check_interrupt();
-    waiting.set();
+    join_record.write_waiting();
     throw_if_coordinator_failed(socket_.get());
   });
   client.deadline = deadline_;
-  publish_host_coordinator(client, *options_, coordinator_rank_);
-  wait_readable_until(socket_.get(), deadline_, *options_, [&] { waiting.set(); });
-  throw_if_status(socket_.get(), deadline_);
+  gather_host_coordinators(client, *options_, coordinator_rank_);
+  wait_readable_until(socket_.get(), deadline_, *options_, [&] { join_record.write_waiting(); });
+  throw_if_failure_received(socket_.get(), deadline_);
   return receive_packet<HostAddress>(socket_.get(), deadline_);
 }
 
@@ -147,7 +147,7 @@ Roster LocalClient::receive_roster() const {
   Roster roster;
   for (int i = 0; i < options_->size; ++i) {
     wait_for_packet();
-    throw_if_status(socket_.get(), deadline_);
+    throw_if_failure_received(socket_.get(), deadline_);
     std::vector<Fd> fds;
     LocalPeer peer;
     peer.peer_info = receive_packet<PeerInfo>(socket_.get(), deadline_, &fds);

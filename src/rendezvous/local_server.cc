@@ -61,7 +61,7 @@ LocalServer::LocalServer(const RendezvousOptions& options, Fd listener)
 void LocalServer::poll(int other_fd) {
   if (Clock::now() >= options_.deadline) throw missing_ranks_timeout(options_, joined_ranks());
   if (options_.check_interrupt) options_.check_interrupt();
-  poll_once(other_fd, std::min(options_.deadline, Clock::now() + kInterruptPeriod));
+  poll_once(other_fd, std::min(options_.deadline, Clock::now() + kInterruptInterval));
   drop_unauthenticated();
 }
 
@@ -190,7 +190,7 @@ std::vector<LocalPeer> LocalServer::gather_peer_infos(const HostMap& host_map,
   self_ = options_.make_peer_info(address);
   self_.host_index = host_map.host_of(self_.rank);
   while (received_peer_infos() + 1 < host_map.local_size(self_.host_index)) {
-    if (Clock::now() >= options_.deadline) throw_if_without_peer_info();
+    if (Clock::now() >= options_.deadline) throw_timeout_of_silent_ranks();
     poll(/*other_fd=*/-1);
   }
   std::vector<LocalPeer> local = take_local_peers();
@@ -199,7 +199,7 @@ std::vector<LocalPeer> LocalServer::gather_peer_infos(const HostMap& host_map,
 }
 
 /// Throws the timeout of the ranks that have connected but sent no PeerInfo.
-void LocalServer::throw_if_without_peer_info() const {
+void LocalServer::throw_timeout_of_silent_ranks() const {
   std::vector<int> ranks;
   std::string names;
   for (const Connection& connection : connections_) {
@@ -230,7 +230,7 @@ void LocalServer::receive_peer_info(Connection& connection) {
   LocalPeer peer;
   try {
     if (connection.peer) throw Error(Errc::peer_lost, "it closed its connection");
-    throw_if_reported(connection);
+    throw_if_failure_reported(connection);
     std::vector<Fd> fds;
     peer.peer_info = receive_packet<PeerInfo>(socket, Clock::now(), &fds);
     if (fds.empty()) throw Error(Errc::system, "received a PeerInfo without shared memory");
@@ -248,9 +248,9 @@ void LocalServer::receive_peer_info(Connection& connection) {
 
 /// Throws the failure that the rank sent instead of its PeerInfo. The rank exits then:
 /// check_connections() must not report it as lost while the other hosts get its reason.
-void LocalServer::throw_if_reported(Connection& connection) {
+void LocalServer::throw_if_failure_reported(Connection& connection) {
   try {
-    throw_if_status(connection.socket.get(), Clock::now());
+    throw_if_failure_received(connection.socket.get(), Clock::now());
   } catch (const Error&) {
     connection.socket.reset();
     throw;

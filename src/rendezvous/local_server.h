@@ -27,7 +27,7 @@ class LocalServer {
  public:
   LocalServer(const RendezvousOptions& options, Fd listener);
 
-  /// Handles the events of all connections, for at most one interrupt period; returns early if
+  /// Handles the events of all connections, for at most kInterruptInterval; returns early if
   /// `other_fd` is readable. Throws missing_ranks_timeout() at the deadline.
   void poll(int other_fd);
 
@@ -37,7 +37,7 @@ class LocalServer {
   /// Calls options.apply_roster() here and on all ranks of this host. Throws if one of them fails.
   void distribute(const Roster& roster, int memory_fd, int pid_fd);
 
-  /// Sends the outcome to all ranks of this host. Only the first call has an effect.
+  /// Sends the outcome to all ranks of this host. Ranks read one outcome only, so call it once.
   void announce(const Status& status) noexcept;
 
   /// Throws Error{peer_lost} if a rank of this host closed its connection. For polling loops that
@@ -64,13 +64,13 @@ class LocalServer {
   void authenticate(Connection& connection);
   void check_rank(const Connection& connection) const;
   void receive_peer_info(Connection& connection);
-  static void throw_if_reported(Connection& connection);
+  static void throw_if_failure_reported(Connection& connection);
   [[nodiscard]] int received_peer_infos() const;
   [[nodiscard]] std::vector<LocalPeer> take_local_peers();
   void send_roster(const Connection& connection, const Roster& roster, int memory_fd,
                    int pid_fd) const;
   [[nodiscard]] Error lost_error(const Connection& connection, const Error& reason) const;
-  void throw_if_without_peer_info() const;
+  void throw_timeout_of_silent_ranks() const;
 
   const RendezvousOptions& options_;
   Fd listener_;

@@ -23,7 +23,7 @@ void throw_if_failed(const Status& status) {
               status.rank < 0 ? std::vector<int>{} : std::vector<int>{status.rank});
 }
 
-void throw_if_status(int socket, Deadline deadline) {
+void throw_if_failure_received(int socket, Deadline deadline) {
   static_assert(sizeof(Status) != sizeof(PeerInfo) && sizeof(Status) != sizeof(HostAddress) &&
                     sizeof(Status) != sizeof(JoinReply),
                 "a packet is recognised by its size");

@@ -12,6 +12,7 @@
 //     Status                             ->                    the outcome, the same for all
 //
 // The coordinator may send a failed Status instead of any packet after JoinRequest.
+// Thread safety: plain values; functions without shared state.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@
 
 namespace tccl {
 
-/// The context of the challenge-response handshake on the rendezvous socket.
+/// The binding data of the challenge-response handshake on the rendezvous socket.
 inline constexpr std::string_view kLocalHandshake = "local rendezvous";
 
 struct JoinRequest {
@@ -57,7 +58,7 @@ void throw_if_failed(const Status& status);
 
 /// Throws if the next packet is a failed Status instead of the expected one. The socket must be
 /// readable.
-void throw_if_status(int socket, Deadline deadline);
+void throw_if_failure_received(int socket, Deadline deadline);
 
 template <class T>
 std::string_view as_bytes(const T& packet) {

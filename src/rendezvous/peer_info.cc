@@ -49,10 +49,11 @@ void check_same_size(const std::string& group, const PeerInfo& own, const PeerIn
 
 void check_compatible(const std::string& group, const PeerInfo& own, const PeerInfo& other) {
   const Comparison c(group, own, other);
-  if (other.format != own.format)
+  if (other.abi_version != own.abi_version)
     throw init_error(
         group, Errc::mismatch,
-        formatted("rank {} and {} run different builds of this library", own.rank, describe(other)),
+        formatted("rank {} and {} run versions of this library that cannot communicate", own.rank,
+                  describe(other)),
         {own.rank, other.rank});
   c.check_equal("the size of the group", own.size, other.size);
   c.check_equal("the first sequence number", own.first_sequence, other.first_sequence);
@@ -61,8 +62,8 @@ void check_compatible(const std::string& group, const PeerInfo& own, const PeerI
   c.check_equal("CCL_STAGING_BYTES", own.staging_bytes, other.staging_bytes);
   c.check_equal("CCL_WIRE_DTYPE", wire_dtype(own), wire_dtype(other));
   c.check_equal("the libfabric provider", std::string(own.provider), std::string(other.provider));
-  c.check_equal("FI_OFI_RXM_EAGER_LIMIT", std::string(own.eager_limit),
-                std::string(other.eager_limit));
+  c.check_equal("FI_OFI_RXM_EAGER_LIMIT", std::string(own.rxm_eager_limit),
+                std::string(other.rxm_eager_limit));
   // A process keeps the address of its first group over several hosts.
   c.check_equal("the address family", address_family(own), address_family(other));
 }
@@ -72,8 +73,8 @@ void check_valid(const std::string& group, const PeerInfo& received, int ranks, 
   const bool valid = received.rank >= 0 && received.rank < ranks && received.host_index >= 0 &&
                      received.host_index < hosts && is_terminated(received.host) &&
                      is_terminated(received.control_address) && is_terminated(received.provider) &&
-                     is_terminated(received.eager_limit) &&
-                     received.fabric_address_bytes <= sizeof received.fabric_address;
+                     is_terminated(received.rxm_eager_limit) &&
+                     received.endpoint_name_bytes <= sizeof received.endpoint_name;
   if (!valid) throw init_error(group, Errc::system, "the store contains an invalid PeerInfo");
 }
 

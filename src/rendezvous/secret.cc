@@ -16,7 +16,7 @@ namespace {
 
 /// Value: the random part in hexadecimal, followed by check_of(secret).
 constexpr const char* kSecretKey = "secret";
-constexpr std::size_t kRandomDigits = 2 * sizeof(Digest);
+constexpr std::size_t kRandomDigits = 2 * sizeof(Bytes32);
 
 std::string read_secret_file(const std::string& path) {
   if (path.empty()) return {};
@@ -56,7 +56,7 @@ std::string agree_on_secret(const RendezvousOptions& options, const std::string&
   publish_joined(*options.store, options.rank);
   const std::string file_content = read_secret_file(secret_file);
   if (options.rank == 0) {
-    const std::string random_part = to_hex(random_digest());
+    const std::string random_part = to_hex(random_bytes32());
     options.store->set(kSecretKey, random_part + check_of(combined(file_content, random_part)));
   }
   const std::string published = read_published_secret(options);
@@ -81,7 +81,7 @@ void remove_failed_rendezvous_keys(Store& store, int rank) noexcept {
 }
 
 std::string rendezvous_socket_name(const std::string& secret) {
-  const Digest digest = hmac_sha256(secret, "rendezvous socket");
+  const Bytes32 digest = hmac_sha256(secret, "rendezvous socket");
   return "tccl-" + to_hex(std::span(digest).first(16));
 }
 

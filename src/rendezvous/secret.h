@@ -1,7 +1,8 @@
 // The secret of a group: random, made by rank 0 for each rendezvous and distributed by the store.
 // It authenticates the ranks to each other, and names the rendezvous socket and the keys of the
 // store. With CCL_SECRET_FILE the content of that file is mixed in, so that access to the store is
-// not enough. Thread safety: functions without shared state.
+// not enough.
+// Thread safety: functions without shared state.
 #pragma once
 
 #include <string>

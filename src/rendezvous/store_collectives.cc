@@ -11,7 +11,7 @@
 namespace tccl {
 namespace {
 
-constexpr std::chrono::milliseconds kPollPeriod{100};
+constexpr std::chrono::milliseconds kPollInterval{100};
 
 using Entries = std::vector<std::pair<std::uint32_t, std::string>>;  // {index, text}
 
@@ -81,13 +81,13 @@ std::string StoreClient::key(std::string_view round, int index) const {
 
 std::string StoreClient::read(const std::string& key) const {
   for (;;) {
-    const Deadline next_poll = std::min(deadline, Clock::now() + kPollPeriod);
+    const Deadline next_poll = std::min(deadline, Clock::now() + kPollInterval);
     try {
       return store.get(key, time_left(next_poll));
     } catch (const Error& error) {
       if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
     }
-    if (check_wait) check_wait();
+    if (while_waiting) while_waiting();
   }
 }
 
@@ -122,17 +122,11 @@ void store_broadcast_send(const StoreClient& client, std::string_view round, int
     client.store.set(result_key(client, round, index), text);
 }
 
-void store_contribute(const StoreClient& client, std::string_view round, int index,
-                      const std::string& text) {
-  client.store.set(index == 0 ? client.key(round) : client.key(round, index),
-                   encode({{static_cast<std::uint32_t>(index), text}}));
-}
-
 void remove_key(Store& store, const std::string& key) noexcept {
   try {
     store.remove(key);
   } catch (const std::exception&) {
-    // See the header.
+    // The key stays.
   }
 }
 

@@ -1,11 +1,11 @@
 // Collectives of small texts over a key-value store, for participants that have no connection yet.
 //
-//   StoreClient client{store, "3f2a", deadline, check_wait};
+//   StoreClient client{store, "3f2a", deadline, while_waiting};
 //   auto texts = store_allgather(client, "addresses", host_index, hosts, own_text);
 //
 // The gather is a binary tree: participant i reads the keys of 2i+1 and 2i+2, removes them and
-// writes one key, so each performs a bounded number of store operations whatever the count. Thread
-// safety: a StoreClient is used by one thread.
+// writes one key, so each performs a bounded number of store operations whatever the count.
+// Thread safety: a StoreClient is used by one thread.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ struct StoreClient {
   std::string prefix;
   Deadline deadline;
   /// Called about every 100 ms while waiting; an exception ends the wait. May be empty.
-  std::function<void()> check_wait;
+  std::function<void()> while_waiting;
 
   /// "prefix/round" and "prefix/round/index"
   [[nodiscard]] std::string key(std::string_view round) const;
@@ -49,11 +49,6 @@ std::string store_broadcast(const StoreClient& client, std::string_view round, i
 /// Participant 0's half of store_broadcast().
 void store_broadcast_send(const StoreClient& client, std::string_view round, int count,
                           const std::string& text);
-
-/// For a participant that has failed: publishes its text for the round without waiting. The others'
-/// result contains this text but may lack those of other participants.
-void store_contribute(const StoreClient& client, std::string_view round, int index,
-                      const std::string& text);
 
 /// Ignores failure: a store that cannot remove keys serves one group only.
 void remove_key(Store& store, const std::string& key) noexcept;

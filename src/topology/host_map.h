@@ -1,4 +1,5 @@
-// Which host each rank of a group is on. Immutable, thread-safe.
+// Which host each rank of a group is on.
+// Thread safety: immutable after construction.
 #pragma once
 
 #include <algorithm>

@@ -1,14 +1,14 @@
 // Board: how an algorithm exchanges data with the ranks of its host. Each rank posts steps that all
 // ranks can read.
 //
-// A collective is a sequence of steps, the same number on every rank. In each step a rank opens its
+// A collective is a series of steps, the same number on every rank. In each step a rank opens its
 // slot, writes data for its peers, and posts the step; then it may await the same step of any peer
 // and read that peer's slot. A step of a broadcast from rank 0:
 //
 //   Board::Slot slot = board.open_step();
-//   if (board.rank() == 0) std::memcpy(slot.input_of(bytes), data, bytes);
+//   if (board.local_rank() == 0) std::memcpy(slot.input_of(bytes), data, bytes);
 //   board.post();
-//   if (board.rank() != 0) std::memcpy(data, board.await(0, 0).input_of(bytes), bytes);
+//   if (board.local_rank() != 0) std::memcpy(data, board.await(0, 0).input_of(bytes), bytes);
 //
 // The rules that make slots safe to reuse:
 //   - every rank opens and posts every step, also when it has nothing to write;
@@ -46,7 +46,8 @@ class Board {
   using PeerSlot = BasicSlot<const std::byte>;
 
   virtual ~Board() = default;
-  [[nodiscard]] virtual int rank() const noexcept = 0;
+  /// Ranks of the board are local ranks: the ranks of this host, numbered from 0.
+  [[nodiscard]] virtual int local_rank() const noexcept = 0;
   [[nodiscard]] virtual int size() const noexcept = 0;
   /// Bytes of one area: at least CCL_CHUNK_BYTES and one largest element per rank.
   [[nodiscard]] virtual std::size_t area_bytes() const noexcept = 0;
@@ -80,15 +81,15 @@ class Board {
   virtual void clear_peer_written() = 0;
   /// Throws if the group is marked as failed: then a peer may have changed the memory that it
   /// published. Does not check whether processes are alive.
-  virtual void throw_if_failed() const = 0;
+  virtual void throw_if_any_rank_failed() const = 0;
 
-  /// The rank in the whole group, which may have ranks on other hosts; for error messages.
-  [[nodiscard]] virtual int global_rank(int rank) const = 0;
+  /// The rank in the whole group of a rank of this host; for error messages.
+  [[nodiscard]] virtual int global_rank(int local_rank) const = 0;
   /// "allreduce #812 of group tp", for error messages.
   [[nodiscard]] virtual std::string operation() const = 0;
 
   /// The premul_sum factor of this rank, or of a rank whose step has been awaited.
-  [[nodiscard]] virtual double factor(int rank) const = 0;
+  [[nodiscard]] virtual double factor(int local_rank) const = 0;
 };
 
 }  // namespace tccl

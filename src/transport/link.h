@@ -7,9 +7,9 @@
 //   data     a part of a large message
 //   credit   no payload; only returns credit
 //
-// Eager flow control by credit: an eager message takes credit of its sender. The receiver returns
-// the credit when a receive matches the message. A sender without enough credit sends an rts
-// instead.
+// Eager flow control by credit, which is counted in bytes: an eager message takes credit of its
+// sender. The receiver returns the credit when a receive matches the message. A sender without
+// enough credit sends an rts instead.
 //
 // Thread safety: the caller holds the lock of its P2p object.
 #pragma once
@@ -42,8 +42,9 @@ class Link {
   [[nodiscard]] virtual bool has_room() = 0;
   /// Requires has_room().
   virtual void post(const CellHeader& header, const void* payload) = 0;
-  /// Wakes a receiver that sleeps. Call after one or more post().
-  virtual void wake_receiver() = 0;
+  /// Wakes the peer if it sleeps. Call after one or more post(); take() calls it, too, because the
+  /// peer may wait for room.
+  virtual void wake_peer() = 0;
   /// Wakes the receiver's progress thread, in case no thread of the receiver polls this link.
   virtual void wake_progress_thread() = 0;
 

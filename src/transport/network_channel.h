@@ -42,7 +42,7 @@ class NetworkChannel {
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual const HostMap& host_map() const noexcept = 0;
   /// Format in which the operation's float32 sums are sent (CCL_WIRE_DTYPE).
-  [[nodiscard]] virtual WireFormat format() const noexcept = 0;
+  [[nodiscard]] virtual WireFormat wire_format() const noexcept = 0;
 
   /// Memory for a message to send.
   [[nodiscard]] virtual MessagePtr acquire() = 0;
@@ -58,7 +58,7 @@ class NetworkChannel {
   virtual const std::byte* await(const MessagePtr& message, std::size_t bytes) = 0;
   /// Waits for a posted receive of any length; returns the length.
   [[nodiscard]] virtual std::size_t received_bytes(const MessagePtr& message) = 0;
-  /// Waits until at most this many messages of this rank are unsent.
+  /// Waits until at most this many messages of this rank are in flight.
   virtual void flush(std::size_t at_most) = 0;
 };
 

@@ -209,7 +209,7 @@ def check_table(rank: int, size: int, name: str) -> None:
         check_rows(TABLES[name], world, "world")
     check_usable(world, size)
     if name == "root":
-        assert all("unexpected rank" in message for message in messages), messages
+        assert all("is not a rank of this group" in message for message in messages), messages
 
 
 TABLES = {"root": WRONG_ROOT, "size": WRONG_SIZE, "dtype": OTHER_DTYPE, "dense": NOT_DENSE}
@@ -240,9 +240,9 @@ def check_functions(rank: int, size: int) -> None:
     """Makes the same calls through torch.distributed's functions, which do further checks."""
     x, ints = torch.ones(4), torch.ones(4, dtype=torch.int64)
     refused = [
-        ("unexpected rank", lambda: dist.broadcast(x, group_src=size)),
-        ("unexpected rank", lambda: dist.reduce(x, group_dst=-1)),
-        ("unexpected rank", lambda: dist.send(x, group_dst=size)),
+        ("is not a rank of this group", lambda: dist.broadcast(x, group_src=size)),
+        ("is not a rank of this group", lambda: dist.reduce(x, group_dst=-1)),
+        ("is not a rank of this group", lambda: dist.send(x, group_dst=size)),
         ("avg", lambda: dist.all_reduce(ints, dist.ReduceOp.AVG)),
         ("avg", lambda: dist.reduce(ints, 0, dist.ReduceOp.AVG)),
         ("avg", lambda: dist.reduce_scatter_single(ints, ints.repeat(size), dist.ReduceOp.AVG)),

@@ -254,7 +254,7 @@ def check_refusals(rank: int, size: int) -> None:
         "this rank's own input": lambda: dist.all_gather([torch.ones(3)] * size, x),
         "has dtype Double": lambda: backend.allgather([[x.double()] * size], [x]),
         "`output` has 4 elements": lambda: gather_into(x.clone(), x, False),
-        "unexpected rank .* as `root`": lambda: backend.broadcast(x, size),
+        "`root` .* is not a rank of this group": lambda: backend.broadcast(x, size),
     }
     for message, call in refused.items():
         with pytest.raises(ValueError, match=message):

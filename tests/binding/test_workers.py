@@ -135,7 +135,7 @@ def test_a_list_of_another_length(tmp_path):
         assert len(warnings) == 1, warnings
         assert "CCL_WORKER_COUNT=2" in warnings[0]
         assert f"CCL_WORKER_AFFINITY={FIRST},{LAST},{FIRST}" in warnings[0]
-        assert "need a list of 4 cores, not of 3" in warnings[0]
+        assert "need a list of 4 CPUs, not of 3" in warnings[0]
 
 
 def test_more_workers_than_cpus(tmp_path):
@@ -144,7 +144,7 @@ def test_more_workers_than_cpus(tmp_path):
         assert masks == [{cpu}] * 2
         assert len(warnings) == 1, warnings
         assert "CCL_WORKER_COUNT=2, CCL_WORKER_AFFINITY=auto" in warnings[0]
-        assert f"the cores of this rank ({cpu})" in warnings[0]
+        assert f"the CPUs of this rank ({cpu})" in warnings[0]
 
 
 def check_fork(rank: int, size: int) -> None:

@@ -221,8 +221,8 @@ TEST(SequenceProcess, NoOtherOperationRunsInBetween) {
       std::vector<std::int64_t> own(static_cast<std::size_t>(count), rank.rank);
       std::vector<std::vector<std::int64_t>> all;
       // The second operation needs the result of the first.
-      const tccl::OperationSequence sequence{
-          "ragged gather", 2, [&](const tccl::OperationSequence::Run& run) {
+      const tccl::OperationList sequence{
+          "ragged gather", 2, [&](const tccl::OperationList::Run& run) {
             run(tccl::allgather(&count, counts.data(), 1, DType::int64));
             std::vector<tccl::Block> blocks;
             for (const std::int64_t n : counts) {
@@ -253,13 +253,13 @@ TEST(SequenceProcess, NoOtherOperationRunsInBetween) {
 TEST(SequenceProcess, AnExceptionFailsTheGroupOnAllRanks) {
   Ranks ranks(2, [](Rank& rank) {
     const Comm comm = rank.join("world");
-    const auto body = [&](const tccl::OperationSequence::Run& run) {
+    const auto body = [&](const tccl::OperationList::Run& run) {
       run(tccl::barrier());
       if (rank.rank == 0) throw std::runtime_error("out of luck");
       run(tccl::barrier());
     };
     try {
-      comm->run(tccl::OperationSequence{"doomed", 2, body}, {});
+      comm->run(tccl::OperationList{"doomed", 2, body}, {});
       check(false, "must fail");
     } catch (const tccl::Error& error) {
       check(rank.rank == 1 && error.code() == tccl::Errc::aborted, error.what());

@@ -86,12 +86,12 @@ TEST(Sequences, RunBesideOtherOperationsOfTheGroup) {
       float b = 2;
       float c = 3;
       const Work sequence =
-          comm->start(tccl::OperationSequence{"two sums", 2,
-                                              [&](const tccl::OperationSequence::Run& run) {
-                                                run(sum(&a));
-                                                b *= a;
-                                                run(sum(&b));
-                                              }},
+          comm->start(tccl::OperationList{"two sums", 2,
+                                          [&](const tccl::OperationList::Run& run) {
+                                            run(sum(&a));
+                                            b *= a;
+                                            run(sum(&b));
+                                          }},
                       {});
       const Work plain = comm->start(sum(&c));
       (rank == round % 2 ? plain : sequence)->wait();

@@ -150,8 +150,8 @@ def copies_of_pieces_overlap(rank, size):
 def pieces_of_other_wholes_are_a_mismatch(rank, size):
     """Different sizes are detected although the first chunks are equal."""
     with fails(
-        "chunk 1 of a collective of 2048 elements",
-        "chunk 1 of a collective of 3072 elements",
+        "chunk 1 of a staged collective (in all: 2048 elements)",
+        "chunk 1 of a staged collective (in all: 3072 elements)",
         within_s=20,
     ):
         dist.all_reduce(torch.ones(1024 * (rank + 2), device=device_of(rank)))

@@ -45,7 +45,7 @@ TEST(ControlAuthentication, AnotherProcessOnThePortOfADeadOneIsRefused) {
   Node a("a");
   Node b("b");
   RemoteProcess::Identity dead = b.control.self();
-  dead.id = random_digest();
+  dead.id = random_bytes32();
   const auto a_at_b = b.add(a);
   const auto peer = a.control.add_peer(dead, kSecret);
   a.connect(peer);
@@ -106,8 +106,8 @@ TEST(ControlAuthentication, InvalidFramesCloseOnlyTheirConnection) {
 
 /// A valid response to a challenge of `node`.
 std::string response_to(const Challenge& challenge, const Node& node) {
-  const RemoteProcess::Identity identity{.id = random_digest()};
-  const std::string context = control::handshake_context(node.control.self().id, identity);
+  const RemoteProcess::Identity identity{.id = random_bytes32()};
+  const std::string context = control::handshake_binding_data(node.control.self().id, identity);
   return control::encode(control::ConnectorResponse{
       control::key_id(kSecret), respond(kSecret, challenge, context), identity});
 }

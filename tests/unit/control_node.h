@@ -42,7 +42,7 @@ class Node {
       : control(monitor, {.address = address,
                           .ports = ports,
                           .liveness_timeout = liveness_timeout,
-                          .self = {.id = random_digest(), .host = host, .pid = ::getpid()},
+                          .self = {.id = random_bytes32(), .host = host, .pid = ::getpid()},
                           .on_notice = [this](const auto& from, const Notice& notice) {
                             record(from, notice);
                           }}) {

@@ -129,7 +129,7 @@ TEST(ControlPlane, NothingIsSentToAPeerThatHasDeparted) {
 TEST(ControlPlane, ARefusedConnectionMeansDied) {
   Node a("a");
   RemoteProcess::Identity dead{
-      .id = random_digest(), .host = "b", .pid = 1, .address = "127.0.0.1"};
+      .id = random_bytes32(), .host = "b", .pid = 1, .address = "127.0.0.1"};
   {
     const Fd port = listen_in_range("127.0.0.1", {});
     dead.port = SocketAddress::of_local_end(port.get()).port();
@@ -151,7 +151,7 @@ TEST(ControlPlane, AConnectTimeoutMeansUnreachable) {
   for (int i = 0; i < 4; ++i) fillers.push_back(start_connecting(there, 60s));
   std::this_thread::sleep_for(50ms);
   const auto peer = a.control.add_peer(
-      {.id = random_digest(), .host = "b", .pid = 1, .address = "127.0.0.1", .port = there.port()},
+      {.id = random_bytes32(), .host = "b", .pid = 1, .address = "127.0.0.1", .port = there.port()},
       kSecret);
   a.connect(peer);
   EXPECT_TRUE(becomes(peer, State::unreachable, 5s));
@@ -213,7 +213,7 @@ TEST(ControlPlane, CloseFromItsOwnCallback) {
       monitor, ControlPlane::Options{.address = "127.0.0.1",
                                      .ports = {},
                                      .liveness_timeout = 5s,
-                                     .self = {.id = random_digest(), .host = "c"},
+                                     .self = {.id = random_bytes32(), .host = "c"},
                                      .on_notice = [&](const auto&, const Notice&) {
                                        control->close();
                                        calls.fetch_add(1);

@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <numeric>
+#include <system_error>
 #include <thread>
 
 #include "rendezvous/host_discovery.h"
@@ -73,18 +76,18 @@ struct Hosts {
   }
 
   /// Runs `body` for every host, each on its thread, and publishes its failure as a coordinator
-  /// does; the error text of each, empty for none. `check_wait` is called with the host.
+  /// does; the error text of each, empty for none. `while_waiting` is called with the host.
   template <class Body>
   std::vector<std::string> run(
       const Body& body, std::chrono::milliseconds timeout = 20s,
-      const std::function<void(int)>& check_wait = [](int) {}) {
+      const std::function<void(int)>& while_waiting = [](int) {}) {
     std::vector<std::string> errors(labels.size());
     std::vector<std::thread> threads;
     for (std::size_t host = 0; host < labels.size(); ++host)
       threads.emplace_back([&, host] {
         const RendezvousOptions options = options_of(static_cast<int>(host), timeout);
         const HostMap host_map(labels);
-        HostAgreement hosts(options, host_map, [&] { check_wait(static_cast<int>(host)); });
+        HostAgreement hosts(options, host_map, [&] { while_waiting(static_cast<int>(host)); });
         try {
           body(static_cast<int>(host), hosts);
         } catch (const std::exception& error) {
@@ -171,12 +174,30 @@ TEST_P(HostAgreementTest, AnInterruptedHostFailsTheOthersBeforeTheTimeout) {
       if (static_cast<int>(host) == interrupted)
         EXPECT_EQ(errors[host], "SIGINT");
       else
-        EXPECT_NE(errors[host].find("init of group \"world\": rank " + std::to_string(interrupted) +
+        EXPECT_NE(errors[host].find("init of group world: rank " + std::to_string(interrupted) +
                                     " (host "),
                   std::string::npos)
             << errors[host];
     }
   }
+}
+
+/// What the other hosts read about an exception that is not an Error.
+TEST(HostAgreement, OnlyAnInterruptIsReportedAsOne) {
+  const auto text_of = [](const auto& thrown) -> std::string {
+    RendezvousOptions options{};
+    options.group = "world";
+    try {
+      throw thrown;
+    } catch (...) {
+      return status_of_current_exception(options).text;
+    }
+  };
+  const std::string end = " before the group was formed";
+  EXPECT_TRUE(text_of(std::runtime_error("SIGINT")).ends_with("was interrupted" + end));
+  EXPECT_TRUE(text_of(std::bad_alloc()).ends_with("ran out of memory" + end));
+  const std::system_error no_thread(EAGAIN, std::generic_category(), "thread");
+  EXPECT_NE(text_of(no_thread).find("failed" + end + ": thread"), std::string::npos);
 }
 
 /// A local rank dies when its host has contributed to the round and waits for a slower host.
@@ -213,7 +234,7 @@ TEST(HostAgreement, AMissingHostIsATimeout) {
         if (host != 2) static_cast<void>(agreement.agree_on_address());
       },
       300ms);
-  EXPECT_NE(errors[0].find("init of group \"world\" timed out after 0.3 s: the 3 hosts did not "
+  EXPECT_NE(errors[0].find("init of group world timed out after 0.3 s: the 3 hosts did not "
                            "complete the exchange of addresses"),
             std::string::npos)
       << errors[0];
@@ -231,7 +252,7 @@ class MissingRanks : public ::testing::Test {
   }
   void join(int rank, bool waiting) {
     publish_joined(store_, rank);
-    if (waiting) WaitingMark(store_, rank).set();
+    if (waiting) JoinRecordWriter(store_, rank).set();
   }
 
   MemoryStore store_;
@@ -242,22 +263,21 @@ TEST_F(MissingRanks, NeverJoined) {
   join(0, true);
   join(2, true);
   EXPECT_EQ(text(3, {0}),
-            "init of group \"world\" timed out after 1.5 s: rank 1 never joined; ranks 0,2 waited "
+            "init of group world timed out after 1.5 s: rank 1 never joined; ranks 0,2 waited "
             "for it");
-  EXPECT_EQ(
-      text(4, {0}),
-      "init of group \"world\" timed out after 1.5 s: ranks 1,3 never joined; ranks 0,2 waited "
-      "for them");
+  EXPECT_EQ(text(4, {0}),
+            "init of group world timed out after 1.5 s: ranks 1,3 never joined; ranks 0,2 waited "
+            "for them");
 }
 
 TEST_F(MissingRanks, JoinedButNeverCompleted) {
   for (const int rank : {0, 1}) join(rank, true);
   join(2, false);
-  EXPECT_EQ(text(3, {0}), "init of group \"world\" timed out after 1.5 s: rank 2 (" + process_ +
+  EXPECT_EQ(text(3, {0}), "init of group world timed out after 1.5 s: rank 2 (" + process_ +
                               ") joined but never completed the rendezvous; ranks 0,1 waited for "
                               "it");
   EXPECT_EQ(text(4, {0}),
-            "init of group \"world\" timed out after 1.5 s: rank 3 never joined; rank "
+            "init of group world timed out after 1.5 s: rank 3 never joined; rank "
             "2 (" +
                 process_ +
                 ") joined but never completed the rendezvous; ranks 0,1 waited for "
@@ -267,7 +287,7 @@ TEST_F(MissingRanks, JoinedButNeverCompleted) {
 TEST_F(MissingRanks, AllWaiting) {
   join(1, true);
   EXPECT_EQ(text(2, {0}),
-            "init of group \"world\" timed out after 1.5 s: all 2 ranks joined, but the rendezvous "
+            "init of group world timed out after 1.5 s: all 2 ranks joined, but the rendezvous "
             "did not complete");
 }
 

@@ -10,13 +10,13 @@ namespace tccl {
 namespace {
 
 /// Rank 0 of a group, the only rank of its host.
-class OneLocalRank : public LocalMembers {
+class OneLocalRank : public LocalMembership {
  public:
   explicit OneLocalRank(std::uint64_t uid) : uid_(uid) {}
 
   [[nodiscard]] const std::string& group_name() const noexcept override { return name_; }
   [[nodiscard]] std::uint64_t group_uid() const noexcept override { return uid_; }
-  [[nodiscard]] int rank() const noexcept override { return 0; }
+  [[nodiscard]] int local_rank() const noexcept override { return 0; }
   [[nodiscard]] int global_rank(int local_rank) const override { return local_rank; }
   [[nodiscard]] std::string who(int /*local_rank*/) const override { return "rank 0"; }
   [[nodiscard]] PeerState state_of(int /*local_rank*/) const noexcept override {
@@ -50,10 +50,10 @@ struct AnotherHost final : RemoteProcess {
 class NoticeInboxTest : public ::testing::Test {
  protected:
   /// A group of rank 0 here and rank 1 in the process `remote`.
-  std::shared_ptr<Members> make_group(std::uint64_t uid) {
+  std::shared_ptr<Membership> make_group(std::uint64_t uid) {
     const std::array<int, 2> hosts{0, 1};
-    return std::make_shared<Members>(std::make_shared<OneLocalRank>(uid), HostMap(hosts),
-                                     Members::Peers{nullptr, remote}, /*control=*/nullptr);
+    return std::make_shared<Membership>(std::make_shared<OneLocalRank>(uid), HostMap(hosts),
+                                        Membership::Peers{nullptr, remote}, /*control=*/nullptr);
   }
   static Notice departed_notice(std::uint64_t group) {
     return {group, static_cast<std::uint32_t>(GroupNotice::departed), {}};
@@ -92,9 +92,10 @@ TEST_F(NoticeInboxTest, DropsTheOldestEarlyNoticeBeyondTheLimit) {
   for (const std::uint64_t group : {1, 2, 3})
     EXPECT_EQ(inbox.find_group(remote, departed_notice(group)), nullptr);
   for (const std::uint64_t group : {1, 2, 3}) {
-    const auto members = make_group(group);
-    inbox.add_group(members);
-    EXPECT_EQ(members->state_of(1), group == 1 ? PeerState::alive : PeerState::departed) << group;
+    const auto membership = make_group(group);
+    inbox.add_group(membership);
+    EXPECT_EQ(membership->state_of(1), group == 1 ? PeerState::alive : PeerState::departed)
+        << group;
   }
 }
 

@@ -28,8 +28,8 @@ class EndpointTest : public ::testing::TestWithParam<const char*> {
  protected:
   Endpoint a{{.provider = GetParam(), .address = "127.0.0.1"}};
   Endpoint b{{.provider = GetParam(), .address = "127.0.0.1"}};
-  FabricAddress to_b = a.add_peer(b.name());
-  FabricAddress to_a = b.add_peer(a.name());
+  fi_addr_t to_b = a.add_peer(b.address());
+  fi_addr_t to_a = b.add_peer(a.address());
 
   template <class Condition>
   bool progress_until(const Condition& condition, std::chrono::milliseconds within = 20s) {

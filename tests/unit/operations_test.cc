@@ -48,7 +48,7 @@ std::string reductions_table() {
 std::string algorithms_of(Op op) {
   if (is_point_to_point(op)) return "messages, outside of the order of collectives";
   std::string list;
-  for (const AlgorithmChoice& row : AlgorithmSelector(Settings()).choices()) {
+  for (const AlgorithmRule& row : AlgorithmSelector(Settings()).rules()) {
     if (row.op != op) continue;
     list += (list.empty() ? "" : "; ") + code(row.algorithm);
     if (row.from_bytes != 0)
@@ -167,7 +167,7 @@ TEST(Operations, DocumentationIsUpToDate) {
 
 TEST(Operations, EveryCollectiveHasAnAlgorithmForAllSizes) {
   std::set<Op> served;
-  for (const AlgorithmChoice& row : AlgorithmSelector(Settings()).choices())
+  for (const AlgorithmRule& row : AlgorithmSelector(Settings()).rules())
     if (row.from_bytes == 0) served.insert(row.op);
   for (int i = 0; i < kOpCount; ++i) {
     const auto op = static_cast<Op>(i);

@@ -72,7 +72,7 @@ TEST_P(DoorbellScope, WakesASleeper) {
     while (doorbell.sleepers.load() == 0) std::this_thread::yield();
     is_set.store(true);
     doorbell_fence();
-    doorbell.ring_if_sleeping(GetParam());
+    doorbell.notify_if_sleeping(GetParam());
   });
   // An hour's interval: only the ring ends the sleep.
   EXPECT_TRUE(sleep_until(
@@ -90,8 +90,8 @@ INSTANTIATE_TEST_SUITE_P(All, DoorbellScope,
 
 TEST(Doorbell, IsNotRungWithoutASleeper) {
   Doorbell doorbell;
-  doorbell.ring_if_sleeping();
-  EXPECT_EQ(doorbell.rings.load(), 0U);
+  doorbell.notify_if_sleeping();
+  EXPECT_EQ(doorbell.notifications.load(), 0U);
 }
 
 }  // namespace

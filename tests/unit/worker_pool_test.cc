@@ -77,7 +77,7 @@ TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCores) {
   EXPECT_EQ(default_count(1, 8), 0);
   EXPECT_EQ(default_count(8, 2), 3);
   EXPECT_EQ(default_count(56, 2), 3);
-  EXPECT_FALSE(plan_workers(settings_of({}), {0, 1, 1, range(0, 3)}).start_eagerly);
+  EXPECT_FALSE(plan_workers(settings_of({}), {0, 1, 1, range(0, 3)}).start_at_once);
 }
 
 TEST(WorkerPoolOptions, EachRankTakesItsPartOfTheList) {
@@ -86,14 +86,14 @@ TEST(WorkerPoolOptions, EachRankTakesItsPartOfTheList) {
   const WorkerPoolOptions second = plan_workers(settings, {1, 2, 1, range(32, 55)});
   EXPECT_EQ(second.cpus, (Cpus{28, 29, 31, 32}));
   EXPECT_EQ(second.count, 4);
-  EXPECT_TRUE(second.start_eagerly);
+  EXPECT_TRUE(second.start_at_once);
 }
 
 TEST(WorkerPoolOptions, CoreListAloneSetsTheCount) {
   const WorkerPoolOptions plan = plan_workers(settings_of({}, "0-5"), {1, 3, 3, range(0, 7)});
   EXPECT_EQ(plan.count, 2);
   EXPECT_EQ(plan.cpus, (Cpus{2, 3}));
-  EXPECT_TRUE(plan.start_eagerly);
+  EXPECT_TRUE(plan.start_at_once);
 }
 
 TEST(WorkerPoolOptions, ShortCoreListPinsTheFirstWorkers) {
@@ -211,7 +211,7 @@ TEST(WorkerPool, ThreadsStartAtFirstUse) {
 }
 
 TEST(WorkerPool, WorkersRunParts) {
-  WorkerPool workers({.count = 1, .start_eagerly = true});
+  WorkerPool workers({.count = 1, .start_at_once = true});
   std::atomic<bool> helped{false};
   const std::thread::id self = std::this_thread::get_id();
   // The caller finishes its first part only after a worker has run one.
@@ -223,7 +223,7 @@ TEST(WorkerPool, WorkersRunParts) {
 }
 
 TEST(WorkerPool, SleepingWorkersAreWokenForLargeRangesOnly) {
-  WorkerPool workers({.count = 1, .start_eagerly = true});
+  WorkerPool workers({.count = 1, .start_at_once = true});
   const std::thread::id self = std::this_thread::get_id();
   std::atomic<bool> helped{false};
   const auto work_slowly = [&](std::size_t, std::size_t) {
@@ -238,7 +238,7 @@ TEST(WorkerPool, SleepingWorkersAreWokenForLargeRangesOnly) {
 }
 
 TEST(WorkerPool, BusyWorkersDoNotDelayOtherCallers) {
-  WorkerPool workers({.count = 2, .start_eagerly = true});
+  WorkerPool workers({.count = 2, .start_at_once = true});
   std::atomic<bool> go_on{false};
   std::atomic<int> waiting{0};
   std::thread first([&] {
@@ -276,14 +276,14 @@ TEST(WorkerPool, EightCallersVisitEachIndexOnce) {
 
 TEST(WorkerPool, StartsAndStopsRepeatedly) {
   for (int round = 0; round < 50; ++round) {
-    WorkerPool workers({.count = 3, .start_eagerly = round % 2 == 0});
+    WorkerPool workers({.count = 3, .start_at_once = round % 2 == 0});
     if (round % 3 == 0) parts_of(workers, 100, 1);
   }
   EXPECT_TRUE(no_worker_threads_soon());
 }
 
 TEST(WorkerPool, SleepingWorkersUseNoCpuTime) {
-  WorkerPool workers({.count = 3, .start_eagerly = true});
+  WorkerPool workers({.count = 3, .start_at_once = true});
   parts_of(workers, 100, 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   const auto cpu_ns = [] {
@@ -299,7 +299,7 @@ TEST(WorkerPool, SleepingWorkersUseNoCpuTime) {
 TEST(WorkerPool, WorkersRunOnTheirCpus) {
   const Cpus own = cpus_of_this_thread();
   const int cpu = own.back();
-  WorkerPool workers({.count = 3, .cpus = {cpu, cpu}, .unpinned_cpus = own, .start_eagerly = true});
+  WorkerPool workers({.count = 3, .cpus = {cpu, cpu}, .unpinned_cpus = own, .start_at_once = true});
   const auto threads = worker_threads();
   ASSERT_EQ(threads.size(), 3U);
   EXPECT_EQ(threads[0], (std::pair<std::string, std::string>("ccl-worker-0", std::to_string(cpu))));
@@ -313,7 +313,7 @@ TEST(WorkerPool, WorkersRunOutsideTheCreatorsCpus) {
   std::thread([&] {
     ASSERT_TRUE(pin(::pthread_self(), Cpus{own.front()}));
     WorkerPool workers(
-        {.count = 2, .cpus = {own.back()}, .unpinned_cpus = own, .start_eagerly = true});
+        {.count = 2, .cpus = {own.back()}, .unpinned_cpus = own, .start_at_once = true});
     const auto threads = worker_threads();
     ASSERT_EQ(threads.size(), 2U);
     EXPECT_EQ(threads[0].second, std::to_string(own.back()));
@@ -324,7 +324,7 @@ TEST(WorkerPool, WorkersRunOutsideTheCreatorsCpus) {
 TEST(WorkerPool, WorkersOfMissingCpusAreNotPinned) {
   const Cpus own = cpus_of_this_thread();
   WorkerPool workers(
-      {.count = 2, .cpus = {4000, own[0]}, .unpinned_cpus = own, .start_eagerly = true});
+      {.count = 2, .cpus = {4000, own[0]}, .unpinned_cpus = own, .start_at_once = true});
   const auto threads = worker_threads();
   ASSERT_EQ(threads.size(), 2U);
   EXPECT_EQ(threads[1].second, std::to_string(own[0]));
@@ -335,7 +335,7 @@ TEST(WorkerPool, WorkersOfMissingCpusAreNotPinned) {
 TEST(WorkerPoolDeathTest, MissingCpusAreReportedOnce) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   const WorkerPoolOptions plan{
-      .count = 3, .cpus = {4000, 4001, 4002}, .start_eagerly = true, .rank = 7};
+      .count = 3, .cpus = {4000, 4001, 4002}, .start_at_once = true, .rank = 7};
   EXPECT_EXIT(
       {
         const WorkerPool first(plan);

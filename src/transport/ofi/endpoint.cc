@@ -111,47 +111,48 @@ void Endpoint::open(fi_info& info) {
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &completions->fid, FI_SEND | FI_RECV));
   check("fi_enable", ::fi_enable(endpoint));
-  name_.resize(256);
-  std::size_t bytes = name_.size();
-  check("fi_getname", ::fi_getname(&endpoint->fid, name_.data(), &bytes));
-  name_.resize(bytes);
+  address_.resize(256);
+  std::size_t bytes = address_.size();
+  check("fi_getname", ::fi_getname(&endpoint->fid, address_.data(), &bytes));
+  address_.resize(bytes);
 }
 
-FabricAddress Endpoint::add_peer(const Name& name) {
+fi_addr_t Endpoint::add_peer(const RawAddress& address) {
   const std::lock_guard lock(mutex_);
-  FabricAddress peer = FI_ADDR_UNSPEC;
-  const int added = ::fi_av_insert(addresses_.get(), name.data(), 1, &peer, 0, nullptr);
+  fi_addr_t peer = FI_ADDR_UNSPEC;
+  const int added = ::fi_av_insert(addresses_.get(), address.data(), 1, &peer, 0, nullptr);
   if (added != 1) fail("fi_av_insert", added < 0 ? added : -FI_EINVAL);
   return peer;
 }
 
-bool Endpoint::send(FabricAddress peer, std::uint64_t tag, std::span<const std::byte> data,
+bool Endpoint::send(fi_addr_t peer, std::uint64_t tag, std::span<const std::byte> data,
                     Request& request) {
   const std::lock_guard lock(mutex_);
   prepare(request);
   if (!start(request, ::fi_tsend(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
-                                 &request.context_)))
+                                 &request.fi_context_)))
     return false;
-  request.is_unsent_ = true;
-  unsent_.fetch_add(1, std::memory_order_relaxed);
+  request.is_counted_ = true;
+  in_flight_sends_.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 
-void Endpoint::abandon(Request& request) noexcept {
+void Endpoint::stop_counting(Request& request) noexcept {
   const std::lock_guard lock(mutex_);
   uncount(request);
 }
 
 void Endpoint::uncount(Request& request) noexcept {
-  if (std::exchange(request.is_unsent_, false)) unsent_.fetch_sub(1, std::memory_order_relaxed);
+  if (std::exchange(request.is_counted_, false))
+    in_flight_sends_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-bool Endpoint::receive(FabricAddress peer, std::uint64_t tag, std::span<std::byte> data,
+bool Endpoint::receive(fi_addr_t peer, std::uint64_t tag, std::span<std::byte> data,
                        Request& request, std::uint64_t ignored_tag_bits) {
   const std::lock_guard lock(mutex_);
   prepare(request);
   return start(request, ::fi_trecv(endpoint_.get(), data.data(), data.size(), nullptr, peer, tag,
-                                   ignored_tag_bits, &request.context_));
+                                   ignored_tag_bits, &request.fi_context_));
 }
 
 void Endpoint::prepare(Request& request) {
@@ -162,6 +163,7 @@ void Endpoint::prepare(Request& request) {
 
 bool Endpoint::start(Request& request, ssize_t result) {
   if (result == 0) return true;
+  // relaxed: the request was not posted, so only the caller knows it
   request.done_.store(true, std::memory_order_relaxed);
   if (result == -FI_EAGAIN) return false;
   fail("posting a message", result);
@@ -169,7 +171,7 @@ bool Endpoint::start(Request& request, ssize_t result) {
 
 void Endpoint::cancel(Request& request) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!request.done()) ::fi_cancel(&endpoint_->fid, &request.context_);
+  if (!request.done()) ::fi_cancel(&endpoint_->fid, &request.fi_context_);
 }
 
 std::size_t Endpoint::progress() {
@@ -207,9 +209,9 @@ std::size_t Endpoint::complete_failed() {
   return 1;
 }
 
-void Endpoint::complete(void* context, std::size_t bytes, int error) {
-  if (context == nullptr) return;  // an event without a request
-  auto& request = *static_cast<Request*>(context);
+void Endpoint::complete(void* fi_context, std::size_t bytes, int error) {
+  if (fi_context == nullptr) return;  // an event without a request
+  auto& request = *static_cast<Request*>(fi_context);
   uncount(request);
   request.error_ = error;
   request.bytes_ = bytes;

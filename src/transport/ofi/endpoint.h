@@ -5,9 +5,10 @@
 //   while (!request.done()) endpoint.progress();
 //
 // libfabric makes no progress by itself: some thread must call progress() while requests are
-// outstanding. It reports neither dead peers nor broken links, and it may write to the memory of a
+// in flight. It reports neither dead peers nor broken links, and it may write to the memory of a
 // receive until the request is done or the endpoint is closed, even after cancel(). The callers
-// handle both: see health/ and MessageBuffer. Thread-safe.
+// handle both: see health/ and MessageBuffer.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -28,7 +29,7 @@
 
 namespace tccl::ofi {
 
-/// An outstanding send or receive. The request and the message's memory must exist until done(), or
+/// A send or receive in flight. The request and the message's memory must exist until done(), or
 /// until the endpoint is closed.
 class Request {
  public:
@@ -42,15 +43,12 @@ class Request {
 
  private:
   friend class Endpoint;
-  fi_context2 context_{};  // libfabric's; first, so that it has the request's address
+  fi_context2 fi_context_{};  // libfabric's; first, so that it has the request's address
   int error_ = 0;
-  bool is_unsent_ = false;  // counted in Endpoint::unsent()
+  bool is_counted_ = false;  // in Endpoint::in_flight_sends()
   std::size_t bytes_ = 0;
-  std::atomic<bool> done_{true};
+  std::atomic<bool> done_{true};  // Endpoint::complete() releases, done() acquires
 };
-
-/// A peer of an Endpoint.
-using FabricAddress = fi_addr_t;
 
 class Endpoint {
  public:
@@ -59,8 +57,8 @@ class Endpoint {
     std::string address;     // of the network interface
     std::uint16_t port = 0;  // 0: any
   };
-  using Name = std::vector<std::byte>;  // as fi_getname() returns it
-  static constexpr FabricAddress kAnySource = FI_ADDR_UNSPEC;
+  using RawAddress = std::vector<std::byte>;  // as fi_getname() returns it
+  static constexpr fi_addr_t kAnySource = FI_ADDR_UNSPEC;
 
   /// Throws Error{system}.
   explicit Endpoint(const Options& options);
@@ -68,26 +66,26 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  [[nodiscard]] const Name& name() const noexcept { return name_; }
+  [[nodiscard]] const RawAddress& address() const noexcept { return address_; }
   [[nodiscard]] const std::string& provider() const noexcept { return provider_; }
 
   /// The connection is made when the first message is sent.
-  FabricAddress add_peer(const Name& name);
+  fi_addr_t add_peer(const RawAddress& address);
 
   /// Returns false if the queue is full (FI_EAGAIN): call progress() and try again.
-  bool send(FabricAddress peer, std::uint64_t tag, std::span<const std::byte> data,
-            Request& request);
+  bool send(fi_addr_t peer, std::uint64_t tag, std::span<const std::byte> data, Request& request);
   /// `ignored_tag_bits`: tag bits that need not match.
-  bool receive(FabricAddress peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
+  bool receive(fi_addr_t peer, std::uint64_t tag, std::span<std::byte> data, Request& request,
                std::uint64_t ignored_tag_bits = 0);
   /// Requests cancellation; the request is done when progress() has completed it.
   void cancel(Request& request) noexcept;
 
-  /// The send still runs, but no longer counts in unsent(): nobody needs it any more.
-  void abandon(Request& request) noexcept;
-  /// Number of sends that have not completed. From any thread, for decisions only: relaxed.
-  [[nodiscard]] std::size_t unsent() const noexcept {
-    return unsent_.load(std::memory_order_relaxed);
+  /// The send goes on, but no longer counts in in_flight_sends(): nobody needs it any more.
+  void stop_counting(Request& request) noexcept;
+  /// Number of sends that libfabric has accepted and not completed. From any thread, for decisions
+  /// only: relaxed.
+  [[nodiscard]] std::size_t in_flight_sends() const noexcept {
+    return in_flight_sends_.load(std::memory_order_relaxed);
   }
 
   /// Makes libfabric progress and completes requests. Returns how many.
@@ -111,15 +109,15 @@ class Endpoint {
   void open(fi_info& info);
   static void prepare(Request& request);
   bool start(Request& request, ssize_t result);
-  void complete(void* context, std::size_t bytes, int error);
+  void complete(void* fi_context, std::size_t bytes, int error);
   std::size_t progress_locked();
   std::size_t complete_failed();
   void uncount(Request& request) noexcept;
 
-  std::mutex mutex_;  // guards the libfabric objects: FI_THREAD_DOMAIN
-  std::atomic<std::size_t> unsent_{0};
+  std::mutex mutex_;                             // guards the libfabric objects: FI_THREAD_DOMAIN
+  std::atomic<std::size_t> in_flight_sends_{0};  // relaxed: a counter
   std::string provider_;
-  Name name_;
+  RawAddress address_;
   Owned<fid_fabric> fabric_;  // each object uses those before it
   Owned<fid_domain> domain_;
   Owned<fid_av> addresses_;

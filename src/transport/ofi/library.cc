@@ -23,8 +23,8 @@ void resolve(void* handle, const char* name, Function*& function) {
 void set_defaults() {
   constexpr std::pair<const char*, const char*> kDefaults[] = {
       // Eager instead of rendezvous protocol for all our messages (kMaxMessageBytes and headers):
-      // their receives are posted already or will be soon. At 1 Gbit/s with 16 ms of data queued,
-      // rendezvous round trips cost a fifth of the time.
+      // their receives are posted already or will be soon. With the rendezvous protocol an
+      // allreduce of 16 MiB over 4 hosts took 258 ms instead of 218.
       {"FI_OFI_RXM_EAGER_LIMIT", "132000"},
       // Receive buffers of that length: libfabric's default of 128 takes 34 MB and is no faster.
       {"FI_OFI_RXM_MSG_RX_SIZE", "32"},

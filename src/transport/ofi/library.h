@@ -1,4 +1,5 @@
-// libfabric, loaded by dlopen() at the first use: a job on one host does not need it. Thread-safe.
+// libfabric, loaded by dlopen() at the first use: a job on one host does not need it.
+// Thread safety: may be called from any thread.
 #pragma once
 
 #include <rdma/fabric.h>

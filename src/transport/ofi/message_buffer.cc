@@ -17,9 +17,9 @@ Request& MessageBuffer::request_to(int rank) {
   return request;
 }
 
-Request& MessageBuffer::request_from(int rank, std::uint64_t sequence) {
+Request& MessageBuffer::request_from(int rank, std::uint64_t message_number) {
   from_ = rank;
-  sequence_ = sequence;
+  message_number_ = message_number;
   has_receive_ = true;
   return new_request();
 }
@@ -46,6 +46,7 @@ std::unique_ptr<MessageBuffer> BufferPool::acquire() {
 }
 
 void BufferPool::release(std::unique_ptr<MessageBuffer> buffer) {
+  // Relaxed: set in the child while it has one thread.
   if (in_forked_child_.load(std::memory_order_relaxed)) {
     static_cast<void>(buffer.release());
     return;
@@ -57,10 +58,11 @@ void BufferPool::release(std::unique_ptr<MessageBuffer> buffer) {
 }
 
 void BufferPool::cancel(MessageBuffer& buffer) {
+  // Relaxed: Network's lifetime orders it.
   Endpoint* endpoint = endpoint_.load(std::memory_order_relaxed);
   if (endpoint == nullptr || buffer.is_idle()) return;
   if (buffer.is_receiving()) endpoint->cancel(buffer.incoming());
-  for (const auto& send : buffer.sends()) endpoint->abandon(*send.request);
+  for (const auto& send : buffer.sends()) endpoint->stop_counting(*send.request);
 }
 
 void BufferPool::reclaim_idle() {

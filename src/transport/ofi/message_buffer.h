@@ -8,7 +8,8 @@
 //   endpoint.send(peer, tag, buffer->first(bytes), buffer->request_to(rank));
 //   buffer.reset();   // sent later; then the pool reuses the memory
 //
-// BufferPool is thread-safe. A MessageBuffer is used by one thread at a time.
+// Thread safety: the methods of BufferPool may be called from any thread. A MessageBuffer is used
+// by one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -42,8 +43,8 @@ class MessageBuffer final : public NetworkChannel::Message {
 
   /// A request for one more send from this buffer.
   Request& request_to(int rank);
-  /// The request for the receive into this buffer: message `sequence` of that rank.
-  Request& request_from(int rank, std::uint64_t sequence);
+  /// The request for the receive into this buffer: message `message_number` of that rank.
+  Request& request_from(int rank, std::uint64_t message_number);
   /// Whether all requests have completed.
   [[nodiscard]] bool is_idle() const;
   [[nodiscard]] bool is_receiving() const { return has_receive_ && !requests_.front().done(); }
@@ -55,7 +56,7 @@ class MessageBuffer final : public NetworkChannel::Message {
   /// The receive: its request, the sender, and which of the sender's messages it is.
   [[nodiscard]] Request& incoming() { return requests_.front(); }
   [[nodiscard]] int from() const { return from_; }
-  [[nodiscard]] std::uint64_t sequence() const { return sequence_; }
+  [[nodiscard]] std::uint64_t message_number() const { return message_number_; }
   /// Prepares an idle buffer for its next message.
   void reset() {
     used_requests_ = 0;
@@ -71,7 +72,7 @@ class MessageBuffer final : public NetworkChannel::Message {
   std::vector<Send> sends_;
   bool has_receive_ = false;
   int from_ = -1;
-  std::uint64_t sequence_ = 0;
+  std::uint64_t message_number_ = 0;
   std::size_t used_requests_ = 0;
 };
 
@@ -86,7 +87,7 @@ class BufferPool {
   /// Cancels the buffer's requests; the buffer is reused when they have completed.
   void release(std::unique_ptr<MessageBuffer> buffer);
   /// In a forked child: later releases leak their buffer, because its locks may be held for ever.
-  void drop_in_child() noexcept {
+  void close_in_child() noexcept {
     in_forked_child_.store(true, std::memory_order_relaxed);  // one thread exists
   }
 

@@ -9,8 +9,8 @@
 namespace tccl::ofi {
 namespace {
 
-/// Upper bound for flushing unsent messages in close(). A live peer receives them in milliseconds,
-/// so after this time the receiver has died.
+/// Upper bound for flushing sends in flight in close(). A live peer receives them in milliseconds,
+/// so after this time the receiver has died or is stopped.
 constexpr std::chrono::milliseconds kEndpointFlushTimeout{2000};
 
 /// Receives posted for point-to-point cells: enough that cells rarely arrive unexpected.
@@ -29,9 +29,7 @@ std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::str
       problem = error.what();
     }
   }
-  throw Error(Errc::system, formatted("CCL_PORT_RANGE: no port from {} to {} is free on {}; each "
-                                      "process needs two of its own ({})",
-                                      ports.first, ports.last, address, problem));
+  throw Error(Errc::system, formatted("{} ({})", no_free_port_text(address, ports), problem));
 }
 
 }  // namespace
@@ -81,8 +79,8 @@ void Network::post_cell_receives() {
   while (posted_.size() < kPostedReceives) {
     auto buffer = acquire_buffer();
     Request& request = buffer->request_from(-1, 0);
-    const std::uint64_t tag = tag_of(0, Traffic::point_to_point, 0);
-    const std::uint64_t any_group = tag_of(kMaxGroupTag, Traffic::collective, 0);
+    const std::uint64_t tag = tag_of(0, TrafficKind::point_to_point, 0);
+    const std::uint64_t any_group = tag_of(kMaxGroupTag, TrafficKind::collective, 0);
     if (!endpoint_->receive(Endpoint::kAnySource, tag,
                             buffer->first(NetworkChannel::kMaxMessageBytes), request, any_group))
       return;  // the queue is full: the next call posts the rest
@@ -105,7 +103,7 @@ void Network::sort_cells() {
   });
 }
 
-void Network::drop_in_child() noexcept { buffer_pool_->drop_in_child(); }
+void Network::close_in_child() noexcept { buffer_pool_->close_in_child(); }
 
 std::shared_ptr<MessageBuffer> Network::acquire_buffer() {
   return {buffer_pool_->acquire().release(), [buffer_pool = buffer_pool_](MessageBuffer* buffer) {
@@ -116,7 +114,7 @@ std::shared_ptr<MessageBuffer> Network::acquire_buffer() {
 void Network::close() noexcept {
   const Deadline deadline = deadline_after(kEndpointFlushTimeout);
   try {
-    while (has_outstanding() && Clock::now() < deadline) endpoint_->progress();
+    while (has_sends_in_flight() && Clock::now() < deadline) endpoint_->progress();
   } catch (const Error&) {
     // The network has failed: nothing more will be sent.
   }

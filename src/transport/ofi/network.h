@@ -1,5 +1,6 @@
 // Network resources of a process, shared by all its groups: one libfabric endpoint, the pool of
-// message buffers, and the control connections. Thread-safe.
+// message buffers, and the control connections.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 #include "config/settings.h"
 #include "health/control_plane.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/endpoint.h"
 #include "transport/ofi/message_buffer.h"
 
@@ -21,15 +22,16 @@ namespace tccl::ofi {
 constexpr std::uint32_t kMaxGroupTag = 0xfffff;
 
 /// The tag of a message, in 48 bits because some providers have no more: the receiver's group tag
-/// (20 bits), the kind of traffic (1), the sequence number of the message (27, modulo).
-constexpr std::uint64_t tag_of(std::uint32_t group_tag, Traffic traffic, std::uint64_t sequence) {
+/// (20 bits), the kind of traffic (1), the message number (27, modulo).
+constexpr std::uint64_t tag_of(std::uint32_t group_tag, TrafficKind kind,
+                               std::uint64_t message_number) {
   return (std::uint64_t{group_tag & kMaxGroupTag} << 28) |
-         (std::uint64_t{traffic == Traffic::point_to_point} << 27) | (sequence & 0x7ffffff);
+         (std::uint64_t{kind == TrafficKind::point_to_point} << 27) | (message_number & 0x7ffffff);
 }
 
 /// How to reach a rank of another host.
 struct RankAddress {
-  FabricAddress fabric_address = Endpoint::kAnySource;
+  fi_addr_t fi_addr = Endpoint::kAnySource;
   std::uint32_t group_tag = 0;  // of the receiver
 };
 
@@ -69,14 +71,15 @@ class Network {
 
   /// Progresses the endpoint, unless another thread does.
   void progress() { endpoint_->try_progress(); }
-  /// Whether sends have not completed.
-  [[nodiscard]] bool has_outstanding() const noexcept { return endpoint_->unsent() != 0; }
+  [[nodiscard]] bool has_sends_in_flight() const noexcept {
+    return endpoint_->in_flight_sends() != 0;
+  }
 
   /// In a forked child: buffers are neither returned nor cancelled.
-  void drop_in_child() noexcept;
+  void close_in_child() noexcept;
 
-  /// Flushes unsent messages, for a short time at most, and closes the control connections in
-  /// order. Idempotent.
+  /// Flushes sends in flight, for a short time at most, and closes the control connections cleanly.
+  /// Idempotent.
   void close() noexcept;
 
  private:

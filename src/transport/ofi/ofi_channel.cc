@@ -19,9 +19,9 @@ constexpr std::chrono::milliseconds kDepartureGrace{50};
 
 }  // namespace
 
-OfiChannel::OfiChannel(Network& network, Members& members, Options options)
+OfiChannel::OfiChannel(Network& network, Membership& membership, Options options)
     : network_(network),
-      members_(members),
+      membership_(membership),
       addresses_(std::move(options.addresses)),
       own_group_tag_(options.own_group_tag),
       log_(*options.log),
@@ -40,32 +40,31 @@ void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<co
   const auto buffer = std::static_pointer_cast<MessageBuffer>(message);
   std::memcpy(buffer->header(), &record_, sizeof record_);
   for (const int rank : to) {
-    members_.open_traffic(rank);
+    membership_.subscribe(rank);
     Request& request = buffer->request_to(rank);
     const std::uint64_t tag =
-        tag_of(address(rank).group_tag, Traffic::collective, counts(rank).sent);
+        tag_of(address(rank).group_tag, TrafficKind::collective, counts(rank).sent);
     wait(rank, std::nullopt, [&] {
       return try_post(rank, "sending to", [&] {
-        return network_.endpoint().send(address(rank).fabric_address, tag, buffer->first(bytes),
-                                        request);
+        return network_.endpoint().send(address(rank).fi_addr, tag, buffer->first(bytes), request);
       });
     });
     ++counts(rank).sent;
-    members_.count_sent(rank, Traffic::collective);
+    membership_.count_sent(rank, TrafficKind::collective);
   }
   remove_completed();
-  pending_sends_.add(buffer);
+  sends_in_flight_.add(buffer);
 }
 
 NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
-  members_.open_traffic(from);
+  membership_.subscribe(from);
   auto buffer = network_.acquire_buffer();
-  const std::uint64_t sequence = counts(from).receives_posted++;
-  Request& request = buffer->request_from(from, sequence);
-  const std::uint64_t tag = tag_of(own_group_tag_, Traffic::collective, sequence);
+  const std::uint64_t message_number = counts(from).receives_posted++;
+  Request& request = buffer->request_from(from, message_number);
+  const std::uint64_t tag = tag_of(own_group_tag_, TrafficKind::collective, message_number);
   wait(from, std::nullopt, [&] {
     return try_post(from, "receiving from", [&] {
-      return network_.endpoint().receive(address(from).fabric_address, tag,
+      return network_.endpoint().receive(address(from).fi_addr, tag,
                                          buffer->first(kMaxMessageBytes), request);
     });
   });
@@ -75,7 +74,7 @@ NetworkChannel::MessagePtr OfiChannel::post_receive(int from) {
 std::size_t OfiChannel::received_bytes(const MessagePtr& message) {
   auto& buffer = static_cast<MessageBuffer&>(*message);
   const Request& request = buffer.incoming();
-  wait(buffer.from(), buffer.sequence(), [&] { return request.done(); });
+  wait(buffer.from(), buffer.message_number(), [&] { return request.done(); });
   if (request.error() != 0)
     throw_send_or_receive_error(buffer.from(), "receiving from",
                                 library().strerror(request.error()));
@@ -91,7 +90,7 @@ const std::byte* OfiChannel::await(const MessagePtr& message, std::size_t bytes)
   if (length != bytes)
     throw Error(Errc::mismatch,
                 formatted("{}: {} sends {} bytes to rank {}, which expects {}", operation(),
-                          members_.who(from), length, rank(), bytes),
+                          membership_.who(from), length, rank(), bytes),
                 {from, rank()});
   return message->data();
 }
@@ -102,14 +101,14 @@ void OfiChannel::check_record(int from, const OpRecord& theirs) const {
   if (theirs.digest == record_.digest) return;
   if (!is_valid(theirs))
     throw Error(Errc::system,
-                formatted("{}: malformed message from {}", operation(), members_.who(from)),
+                formatted("{}: malformed message from {}", operation(), membership_.who(from)),
                 {from});
   const OpRecord& mine = log_.contains(theirs.sequence) ? log_.at(theirs.sequence) : record_;
   throw Error(
       Errc::mismatch,
       formatted("operation #{} of group {}: rank {} called {}, but {} called {}{}", mine.sequence,
-                members_.name(), rank(), describe(mine, algorithm_name_(mine.algorithm)),
-                members_.who(from), describe(theirs, algorithm_name_(theirs.algorithm)),
+                membership_.name(), rank(), describe(mine, algorithm_name_(mine.algorithm)),
+                membership_.who(from), describe(theirs, algorithm_name_(theirs.algorithm)),
                 mine.sequence == theirs.sequence
                     ? std::string()
                     : formatted(" as its operation #{}", theirs.sequence)),
@@ -118,15 +117,15 @@ void OfiChannel::check_record(int from, const OpRecord& theirs) const {
 
 void OfiChannel::flush(std::size_t at_most) {
   remove_completed();
-  while (pending_sends_.size() > at_most) {
-    for (const MessageBuffer::Send& send : pending_sends_.oldest().sends())
+  while (sends_in_flight_.size() > at_most) {
+    for (const MessageBuffer::Send& send : sends_in_flight_.oldest().sends())
       wait(send.to, std::nullopt, [&] { return send.request->done(); });
     remove_completed();
   }
 }
 
 void OfiChannel::remove_completed() {
-  if (const auto error = pending_sends_.remove_completed_in_order())
+  if (const auto error = sends_in_flight_.remove_completed_in_order())
     throw_send_or_receive_error(error->rank, "sending to", error->reason);
 }
 
@@ -144,10 +143,11 @@ void OfiChannel::throw_send_or_receive_error(int rank, const char* what,
   const Deadline grace_end = deadline_after(kErrorGrace);
   wait(rank, std::nullopt, [&] { return Clock::now() >= grace_end; });
   throw Error(Errc::system,
-              formatted("{}: {} {}: {}", operation(), what, members_.who(rank), reason), {rank});
+              formatted("{}: {} {}: {}", operation(), what, membership_.who(rank), reason), {rank});
 }
 
-void OfiChannel::wait(int rank, std::optional<std::uint64_t> sequence, FunctionRef<bool()> ready) {
+void OfiChannel::wait(int rank, std::optional<std::uint64_t> message_number,
+                      FunctionRef<bool()> ready) {
   const auto poll = [&] {
     if (ready()) return true;
     network_.progress();
@@ -157,48 +157,49 @@ void OfiChannel::wait(int rank, std::optional<std::uint64_t> sequence, FunctionR
   if (!deadline_) deadline_ = deadline_after(timeout_);
   std::optional<Clock::time_point> lost_since;
   sleep_until(EndpointSleeper(network_.endpoint()), poll, [&] {
-    check_wait(rank, sequence, lost_since);
+    check_wait(rank, message_number, lost_since);
     return false;
   });
 }
 
-void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> sequence,
+void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_number,
                             std::optional<Clock::time_point>& lost_since) {
-  if (members_.failed()) throw members_.failure();
+  if (membership_.failed()) throw membership_.failure();
   const auto now = Clock::now();
-  if (sequence && members_.cannot_arrive(rank, Traffic::collective, *sequence))
-    throw members_.peer_lost_error(rank, operation());
+  if (message_number && membership_.cannot_arrive(rank, TrafficKind::collective, *message_number))
+    throw membership_.peer_lost_error(rank, operation());
   // A rank that has departed may have sent the awaited message before, but receives no more.
-  const PeerState state = members_.state_of(rank);
-  if (state == PeerState::died || (state == PeerState::departed && !sequence)) {
+  const PeerState state = membership_.state_of(rank);
+  if (state == PeerState::died || (state == PeerState::departed && !message_number)) {
     if (!lost_since) lost_since = now;
-    if (now - *lost_since >= kDepartureGrace) throw members_.peer_lost_error(rank, operation());
+    if (now - *lost_since >= kDepartureGrace) throw membership_.peer_lost_error(rank, operation());
   }
   if (check_interrupt_ && now >= next_interrupt_check_) {
-    next_interrupt_check_ = now + kInterruptPeriod;
+    next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
   }
   if (now >= *deadline_)
-    throw timeout_error(rank, sequence ? "nothing received from" : "cannot send to");
+    throw timeout_error(rank, message_number ? "nothing received from" : "cannot send to");
 }
 
 Error OfiChannel::timeout_error(int rank, const char* reason) const {
   std::string text =
       formatted("{}: timeout after {:.1f} s; {} {}", operation(),
-                std::chrono::duration<double>(timeout_).count(), reason, members_.who(rank));
-  const auto silence = members_.peer(rank)->silence();
-  if (silence >= members_.stalled_after(rank))
+                std::chrono::duration<double>(timeout_).count(), reason, membership_.who(rank));
+  const auto silence = membership_.process(rank)->silence();
+  if (silence >= membership_.stalled_after(rank))
     text += formatted(", which is stalled: no heartbeat for {:.1f} s",
                       std::chrono::duration<double>(silence).count());
   return {Errc::timeout, text, {rank}};
 }
 
 std::string OfiChannel::operation() const {
-  return formatted("{} #{} of group {}", name_of(record_.op), record_.sequence, members_.name());
+  return formatted("{} #{} of group {}", name_of(record_.op), record_.sequence, membership_.name());
 }
 
 void OfiChannel::close(Deadline deadline) noexcept {
-  pending_sends_.close(network_, members_, deadline, [] { return true; });  // nothing is queued
+  sends_in_flight_.close(network_, membership_, deadline,
+                         [] { return true; });  // nothing is queued
 }
 
 }  // namespace tccl::ofi

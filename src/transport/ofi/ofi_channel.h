@@ -1,7 +1,8 @@
 // The NetworkChannel of a group over libfabric.
 //
 // Every message carries the sender's OpRecord, so that a receiver detects that two ranks called
-// different operations. One operation at a time, on one thread.
+// different operations.
+// Thread safety: one operation at a time, on one thread.
 #pragma once
 
 #include <functional>
@@ -13,10 +14,10 @@
 #include "base/function_ref.h"
 #include "base/wait.h"
 #include "operation/operation_log.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/network_channel.h"
 #include "transport/ofi/network.h"
-#include "transport/ofi/pending_sends.h"
+#include "transport/ofi/sends_in_flight.h"
 
 namespace tccl::ofi {
 
@@ -30,11 +31,11 @@ class OfiChannel final : public NetworkChannel {
     AlgorithmName algorithm_name = nullptr;
     std::function<void()> check_interrupt;
   };
-  OfiChannel(Network& network, Members& members, Options options);
+  OfiChannel(Network& network, Membership& membership, Options options);
 
-  [[nodiscard]] int rank() const noexcept override { return members_.rank(); }
-  [[nodiscard]] const HostMap& host_map() const noexcept override { return members_.host_map(); }
-  [[nodiscard]] WireFormat format() const noexcept override { return record_.wire_format; }
+  [[nodiscard]] int rank() const noexcept override { return membership_.rank(); }
+  [[nodiscard]] const HostMap& host_map() const noexcept override { return membership_.host_map(); }
+  [[nodiscard]] WireFormat wire_format() const noexcept override { return record_.wire_format; }
   [[nodiscard]] MessagePtr acquire() override { return network_.acquire_buffer(); }
   void send(const MessagePtr& message, std::size_t bytes, std::span<const int> to) override;
   [[nodiscard]] MessagePtr post_receive(int from) override;
@@ -45,9 +46,9 @@ class OfiChannel final : public NetworkChannel {
   /// Brackets one operation, as on the board. The log contains `record` already.
   void begin(const OpRecord& record, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
-  /// Does not wait for unsent messages.
+  /// Does not wait for sends in flight.
   void end() { remove_completed(); }
-  [[nodiscard]] bool has_outstanding() const noexcept { return !pending_sends_.empty(); }
+  [[nodiscard]] bool has_sends_in_flight() const noexcept { return !sends_in_flight_.empty(); }
   /// Waits until all messages were sent or their receivers have departed or died, at most until the
   /// deadline.
   void close(Deadline deadline) noexcept;
@@ -61,10 +62,10 @@ class OfiChannel final : public NetworkChannel {
   [[nodiscard]] const RankAddress& address(int rank) const {
     return addresses_[static_cast<std::size_t>(rank)];
   }
-  /// Waits for ready(). `sequence`: the message of that rank that is waited for, if it is a
+  /// Waits for ready(). `message_number`: the message of that rank that is waited for, if it is a
   /// receive. Throws if the group fails, the rank is lost, or the operation times out.
-  void wait(int rank, std::optional<std::uint64_t> sequence, FunctionRef<bool()> ready);
-  void check_wait(int rank, std::optional<std::uint64_t> sequence,
+  void wait(int rank, std::optional<std::uint64_t> message_number, FunctionRef<bool()> ready);
+  void check_wait(int rank, std::optional<std::uint64_t> message_number,
                   std::optional<Clock::time_point>& lost_since);
   [[nodiscard]] Error timeout_error(int rank, const char* why) const;
   void remove_completed();
@@ -75,14 +76,14 @@ class OfiChannel final : public NetworkChannel {
   [[nodiscard]] std::string operation() const;
 
   Network& network_;
-  Members& members_;
+  Membership& membership_;
   std::vector<RankAddress> addresses_;
   std::uint32_t own_group_tag_;
   const OperationLog& log_;
   AlgorithmName algorithm_name_;
   std::function<void()> check_interrupt_;
   std::vector<Counts> counts_;
-  PendingSends pending_sends_;
+  SendsInFlight sends_in_flight_;
   OpRecord record_;
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};

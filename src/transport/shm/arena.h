@@ -31,7 +31,7 @@ class Arena {
 
   /// Page-aligned and zeroed. Throws Error{system} when the arena has no room.
   Allocation allocate(std::size_t bytes);
-  /// One page, from a part of the arena that holds only group headers: a late member of an earlier
+  /// One page, from a part of the arena that holds only region headers: a late member of an earlier
   /// group may still read the header at this offset, and must find a header.
   Allocation allocate_header();
   /// Returns the pages to the operating system.

@@ -2,7 +2,8 @@
 // shared memory.
 //
 // The sender writes a cell and increments `posted`; the receiver copies the cell out and increments
-// cells_taken in its own region. Thread safety: one sender, one receiver; see ShmLink.
+// cells_taken in its own region.
+// Thread safety: one sender, one receiver; see ShmLink.
 #pragma once
 
 #include <atomic>

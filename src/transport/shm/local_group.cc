@@ -21,16 +21,16 @@ std::vector<Allocation> allocate_both(Arena& arena, std::size_t body_bytes) {
 
 }  // namespace
 
-LocalGroup::LocalGroup(Arena& arena, Identity identity, RegionLayout layout)
+LocalGroup::LocalGroup(Arena& arena, GroupIdentity identity, RegionLayout layout)
     : arena_(arena),
       identity_(std::move(identity)),
       layout_(layout),
       allocations_(allocate_both(arena, layout.total_bytes)),
-      mine_(reinterpret_cast<Region*>(arena.at(allocations_.front()))) {
+      mine_(reinterpret_cast<RegionHeader*>(arena.at(allocations_.front()))) {
   // Zeroed memory is a valid region. It is not overwritten as a whole: members of an earlier group
   // at this offset may still load group_uid, atomically, to learn that the owner has departed.
   mine_->body_offset = allocations_.back().offset;
-  for (StepHeader& header : mine_->step_headers)
+  for (StepHeader& header : mine_->step_headers)  // relaxed: group_uid, below, publishes them
     header.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
   mine_->group_uid.store(identity_.group_uid, std::memory_order_release);  // pairs with state_of()
 }
@@ -41,25 +41,26 @@ LocalGroup::~LocalGroup() {
     for (const Allocation& allocation : allocations_) arena_.deallocate(allocation);
 }
 
-void LocalGroup::set_members(std::vector<Member> members, std::vector<int> global_ranks,
+void LocalGroup::set_members(std::vector<LocalMember> members, std::vector<int> global_ranks,
                              int global_rank) {
-  rank_ = static_cast<int>(std::ranges::find(global_ranks, global_rank) - global_ranks.begin());
+  local_rank_ =
+      static_cast<int>(std::ranges::find(global_ranks, global_rank) - global_ranks.begin());
   members_ = std::move(members);
   global_ranks_ = std::move(global_ranks);
 }
 
-std::string LocalGroup::who(int rank) const {
-  return formatted("rank {} ({})", global_rank(rank), peer(rank).where());
+std::string LocalGroup::who(int local_rank) const {
+  return formatted("rank {} ({})", global_rank(local_rank), process(local_rank).where());
 }
 
-PeerState LocalGroup::state_of(int rank) const noexcept {
-  const Region& other = region(rank);
-  // Check for departure first: a process that exited in good order has released its mutex.
+PeerState LocalGroup::state_of(int local_rank) const noexcept {
+  const RegionHeader& other = region(local_rank);
+  // Check for departure first: a process that exited cleanly has released its mutex. The loads pair
+  // with LocalGroup() and try_free() (group_uid) and with close() (departed).
   if (other.group_uid.load(std::memory_order_acquire) != identity_.group_uid ||
-      other.departed.load(std::memory_order_acquire) != 0 ||  // pairs with close(), try_free()
-      peer(rank).has_departed())
+      other.departed.load(std::memory_order_acquire) != 0 || process(local_rank).has_departed())
     return PeerState::departed;
-  return peer(rank).died() ? PeerState::died : PeerState::alive;
+  return process(local_rank).died() ? PeerState::died : PeerState::alive;
 }
 
 std::byte* LocalGroup::allocate_more(std::size_t bytes, std::size_t* offset) {
@@ -74,28 +75,31 @@ void LocalGroup::keep_alive(std::shared_ptr<const void> object) {
   kept_alive_.push_back(std::move(object));
 }
 
-bool LocalGroup::is_marked_failed(int rank) const noexcept {
-  return region(rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid &&
-         region(rank).failed_by.load(std::memory_order_acquire) != 0;  // pairs with mark_failed()
+bool LocalGroup::is_marked_failed(int local_rank) const noexcept {
+  // Pairs with LocalGroup() and try_free() (group_uid) and with mark_failed() (failed_by).
+  return region(local_rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid &&
+         region(local_rank).failed_by.load(std::memory_order_acquire) != 0;
 }
 
-Error LocalGroup::failure_of(int rank) const {
+Error LocalGroup::failure_of(int local_rank) const {
   const auto reporter =
-      region(rank).failed_by.load(std::memory_order_acquire);  // pairs with mark_failed()
+      region(local_rank).failed_by.load(std::memory_order_acquire);  // pairs with mark_failed()
   const FailureRecord& record = region(static_cast<int>(reporter) - 1).failure;
   std::vector<int> ranks(record.ranks, record.ranks + record.rank_count);
   return {record.code, record.text, std::move(ranks)};
 }
 
-Error LocalGroup::peer_lost_error(int rank, const std::string& operation) const {
-  if (state_of(rank) == PeerState::died)
-    return {
-        Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {global_rank(rank)}};
+Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) const {
+  if (state_of(local_rank) == PeerState::died)
+    return {Errc::peer_lost,
+            formatted("{} died during {}", who(local_rank), operation),
+            {global_rank(local_rank)}};
   // It may have departed because the group failed, before the failing rank could mark our region.
-  if (is_marked_failed(rank)) return failure_of(rank);
-  return {Errc::peer_lost,
-          formatted("{} left group {}, but {} needs it", who(rank), identity_.name, operation),
-          {global_rank(rank)}};
+  if (is_marked_failed(local_rank)) return failure_of(local_rank);
+  return {
+      Errc::peer_lost,
+      formatted("{} left group {}, but {} needs it", who(local_rank), identity_.name, operation),
+      {global_rank(local_rank)}};
 }
 
 Error LocalGroup::fail(const Error& reason) noexcept {
@@ -110,37 +114,38 @@ Error LocalGroup::fail(const Error& reason) noexcept {
   std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
   mark_failed(*mine_);
   // The loads of group_uid pair with LocalGroup() and try_free().
-  for (int rank = 0; rank < size(); ++rank)
-    if (region(rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid)
-      mark_failed(region(rank));
+  for (int local_rank = 0; local_rank < size(); ++local_rank)
+    if (region(local_rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid)
+      mark_failed(region(local_rank));
   return failure();
 }
 
-void LocalGroup::mark_failed(Region& other) noexcept {
+void LocalGroup::mark_failed(RegionHeader& other) noexcept {
   // A region that is marked already keeps its first reason.
   std::uint32_t expected = 0;
   other.failed_by.compare_exchange_strong(
-      expected, static_cast<std::uint32_t>(rank()) + 1,
+      expected, static_cast<std::uint32_t>(local_rank()) + 1,
       std::memory_order_acq_rel);  // pairs with failed(), is_marked_failed()
   doorbell_fence();
-  other.collective_doorbell.ring_if_sleeping();
-  other.p2p_doorbell.ring_if_sleeping();
+  other.collective_doorbell.notify_if_sleeping();
+  other.p2p_doorbell.notify_if_sleeping();
 }
 
 void LocalGroup::close() noexcept {
   mine_->departed.store(1, std::memory_order_release);  // pairs with state_of()
   doorbell_fence();
   // The loads of group_uid pair with LocalGroup() and try_free().
-  for (int rank = 0; rank < size(); ++rank) {
-    if (region(rank).group_uid.load(std::memory_order_acquire) != identity_.group_uid) continue;
-    region(rank).collective_doorbell.ring_if_sleeping();
-    region(rank).p2p_doorbell.ring_if_sleeping();
+  for (int local_rank = 0; local_rank < size(); ++local_rank) {
+    if (region(local_rank).group_uid.load(std::memory_order_acquire) != identity_.group_uid)
+      continue;
+    region(local_rank).collective_doorbell.notify_if_sleeping();
+    region(local_rank).p2p_doorbell.notify_if_sleeping();
   }
 }
 
 bool LocalGroup::try_free() noexcept {
-  for (int rank = 0; rank < size(); ++rank)
-    if (rank != this->rank() && state_of(rank) == PeerState::alive) return false;
+  for (int local_rank = 0; local_rank < size(); ++local_rank)
+    if (local_rank != this->local_rank() && state_of(local_rank) == PeerState::alive) return false;
   const std::lock_guard lock(mutex_);
   freed_ = true;
   mine_->group_uid.store(0, std::memory_order_release);  // pairs with state_of()

@@ -4,7 +4,7 @@
 //   LocalGroup group(arena, {"tp", group_uid, 1}, RegionLayout::of(ranks, chunk_bytes));
 //   group.set_members(members, global_ranks, own_global_rank);   // after the rendezvous
 //
-// A failing rank writes an error record in its own region and marks every member's region as
+// A failing rank writes a failure record in its own region and marks every member's region as
 // failed; each waiting rank then reads the record of the rank that marked its region first.
 // Thread safety: every method but set_members() may be called from any thread.
 #pragma once
@@ -16,63 +16,71 @@
 #include <vector>
 
 #include "health/local_process.h"
-#include "transport/local_members.h"
+#include "transport/local_membership.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/region.h"
 
 namespace tccl::shm {
 
-struct Member {
-  std::shared_ptr<LocalProcess> peer;
-  Region* region = nullptr;
+/// A rank of this host: its process, and where its region is mapped here.
+struct LocalMember {
+  std::shared_ptr<LocalProcess> process;
+  RegionHeader* region = nullptr;
   std::byte* body = nullptr;
 
-  Member(std::shared_ptr<LocalProcess> p, std::size_t region_offset)
-      : peer(std::move(p)),
-        region(reinterpret_cast<Region*>(peer->base() + region_offset)),
-        body(peer->base() + region->body_offset) {}
+  LocalMember(std::shared_ptr<LocalProcess> p, std::size_t region_offset)
+      : process(std::move(p)),
+        region(reinterpret_cast<RegionHeader*>(process->base() + region_offset)),
+        body(process->base() + region->body_offset) {}
 };
 
-class LocalGroup final : public LocalMembers {
- public:
-  struct Identity {
-    std::string name;
-    std::uint64_t group_uid = 0;
-    std::uint32_t first_sequence = 1;
-  };
+struct GroupIdentity {
+  std::string name;
+  std::uint64_t group_uid = 0;
+  std::uint32_t first_sequence = 1;
+};
 
+class LocalGroup final : public LocalMembership {
+ public:
   /// Prepares this rank's region; its offset may be sent to peers afterwards.
-  LocalGroup(Arena& arena, Identity identity, RegionLayout layout);
+  LocalGroup(Arena& arena, GroupIdentity identity, RegionLayout layout);
   ~LocalGroup() override;
   LocalGroup(const LocalGroup&) = delete;
   LocalGroup& operator=(const LocalGroup&) = delete;
   /// `global_ranks` by local rank; `global_rank` is this rank's.
-  void set_members(std::vector<Member> members, std::vector<int> global_ranks, int global_rank);
+  void set_members(std::vector<LocalMember> members, std::vector<int> global_ranks,
+                   int global_rank);
 
-  [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
+  [[nodiscard]] const GroupIdentity& identity() const noexcept { return identity_; }
   [[nodiscard]] const std::string& group_name() const noexcept override { return identity_.name; }
   [[nodiscard]] std::uint64_t group_uid() const noexcept override { return identity_.group_uid; }
-  [[nodiscard]] int rank() const noexcept override { return rank_; }
+  [[nodiscard]] int local_rank() const noexcept override { return local_rank_; }
   [[nodiscard]] int size() const noexcept { return static_cast<int>(members_.size()); }
-  [[nodiscard]] int global_rank(int rank) const override { return global_ranks_[index(rank)]; }
+  [[nodiscard]] int global_rank(int local_rank) const override {
+    return global_ranks_[index(local_rank)];
+  }
   [[nodiscard]] const RegionLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] std::size_t region_offset() const noexcept { return allocations_.front().offset; }
 
-  [[nodiscard]] Region& mine() const noexcept { return *mine_; }
-  [[nodiscard]] Region& region(int rank) const { return *members_[index(rank)].region; }
-  [[nodiscard]] std::byte* body(int rank) const { return members_[index(rank)].body; }
+  [[nodiscard]] RegionHeader& mine() const noexcept { return *mine_; }
+  [[nodiscard]] RegionHeader& region(int local_rank) const {
+    return *members_[index(local_rank)].region;
+  }
+  [[nodiscard]] std::byte* body(int local_rank) const { return members_[index(local_rank)].body; }
   /// What `owner`'s region holds about point-to-point traffic with `other`.
   [[nodiscard]] PeerCounters& peer_counters(int owner, int other) const {
     return reinterpret_cast<PeerCounters*>(body(owner))[other];
   }
-  [[nodiscard]] LocalProcess& peer(int rank) const { return *members_[index(rank)].peer; }
-  [[nodiscard]] const std::shared_ptr<LocalProcess>& peer_handle(int rank) const {
-    return members_[index(rank)].peer;
+  [[nodiscard]] LocalProcess& process(int local_rank) const {
+    return *members_[index(local_rank)].process;
   }
-  [[nodiscard]] std::string who(int rank) const override;
-  [[nodiscard]] PeerState state_of(int rank) const noexcept override;
-  [[nodiscard]] std::uint32_t liveness_counter(int rank) const noexcept override {
-    return peer(rank).heartbeats();
+  [[nodiscard]] const std::shared_ptr<LocalProcess>& process_handle(int local_rank) const {
+    return members_[index(local_rank)].process;
+  }
+  [[nodiscard]] std::string who(int local_rank) const override;
+  [[nodiscard]] PeerState state_of(int local_rank) const noexcept override;
+  [[nodiscard]] std::uint32_t liveness_counter(int local_rank) const noexcept override {
+    return process(local_rank).heartbeats();
   }
 
   /// More shared memory of this rank, freed together with the region.
@@ -85,12 +93,12 @@ class LocalGroup final : public LocalMembers {
   [[nodiscard]] bool failed() const noexcept override {
     return mine_->failed_by.load(std::memory_order_acquire) != 0;  // pairs with mark_failed()
   }
-  [[nodiscard]] Error failure() const override { return failure_of(rank()); }
+  [[nodiscard]] Error failure() const override { return failure_of(local_rank()); }
   /// Whether the region of that rank is marked as failed.
-  [[nodiscard]] bool is_marked_failed(int rank) const noexcept;
+  [[nodiscard]] bool is_marked_failed(int local_rank) const noexcept;
   /// The reason that rank has seen; call only after is_marked_failed(rank).
-  [[nodiscard]] Error failure_of(int rank) const;
-  [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const override;
+  [[nodiscard]] Error failure_of(int local_rank) const;
+  [[nodiscard]] Error peer_lost_error(int local_rank, const std::string& operation) const override;
   Error fail(const Error& reason) noexcept override;
 
   // --- leaving the group ---
@@ -99,18 +107,18 @@ class LocalGroup final : public LocalMembers {
   bool try_free() noexcept;
 
  private:
-  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-  void mark_failed(Region& region) noexcept;
+  static std::size_t index(int local_rank) { return static_cast<std::size_t>(local_rank); }
+  void mark_failed(RegionHeader& region) noexcept;
 
   Arena& arena_;
-  Identity identity_;
+  GroupIdentity identity_;
   RegionLayout layout_;
   std::vector<std::shared_ptr<const void>> kept_alive_;
   std::vector<Allocation> allocations_;  // header, body, and those of allocate_more()
-  Region* mine_;
-  std::vector<Member> members_;
+  RegionHeader* mine_;
+  std::vector<LocalMember> members_;
   std::vector<int> global_ranks_;
-  int rank_ = 0;
+  int local_rank_ = 0;
   /// Guards allocations_, kept_alive_, freed_ and the writing of the failure record.
   std::mutex mutex_;
   bool freed_ = false;

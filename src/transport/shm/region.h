@@ -1,9 +1,10 @@
-// Region: the layout of one rank's part of a group in its own shared memory, which the ranks of its
-// host map: a header page (Region) and a body with one PeerCounters per peer and the slots.
+// The region of one rank in a group: its part of the group in its own shared memory, which the
+// ranks of its host map. A header page (RegionHeader), and a body with one PeerCounters per peer
+// and the slots (RegionLayout).
 //
-// Only the owner writes here, except atomic words: peers ring the two doorbells and mark the region
-// as failed. A region is freed only when every peer has departed
-// or died (LocalGroup::try_free), so a late write never hits another group's region.
+// Only the owner writes here, except atomic words: peers notify the two doorbells and mark the
+// region as failed. A region is freed only when every peer has departed or died
+// (LocalGroup::try_free), so a late write never hits another group's region.
 // Thread safety: see the pairing comment of each atomic.
 #pragma once
 
@@ -20,8 +21,9 @@
 namespace tccl::shm {
 
 inline constexpr std::uint32_t kSlots = 4;
-/// No rank is kSlots or more operations ahead of another, so the log still holds the operation of
-/// the slower rank, and earlier ones for error messages.
+/// No rank is kSlots or more operations ahead of another, so a log of kSlots entries would hold the
+/// operation of the slower rank. Four times as many: if the digests differ, throw_mismatch() looks
+/// back for the first operation that differs.
 static_assert(OperationLog::kLength >= 4 * kSlots);
 
 /// How far a rank is: sequence number of its collective and number of steps posted in it. The
@@ -54,7 +56,8 @@ static_assert(sizeof(StepHeader) == 64);
 
 /// Where the thread that runs the owner's collectives sleeps.
 struct CollectiveDoorbell : Doorbell {
-  std::atomic<std::uint32_t> awaits;  // 1 + the rank whose step it waits for: only that rank rings
+  std::atomic<std::uint32_t>
+      awaits;  // 1 + the rank whose step it waits for: only that rank notifies
 };
 
 /// What a rank keeps per peer for point-to-point traffic.
@@ -64,10 +67,11 @@ struct alignas(64) PeerCounters {
   std::atomic<std::uint64_t> returned_credit;  // in all, for its eager messages
 };
 
-struct Region {
+/// The first page of a region.
+struct RegionHeader {
   alignas(64) std::atomic<std::uint64_t> group_uid;  // any other value: the owner has departed
   std::uint64_t body_offset;                         // in the owner's shared memory
-  std::atomic<std::uint32_t> departed;   // 1: the owner has left the group in good order
+  std::atomic<std::uint32_t> departed;               // 1: the owner has left the group cleanly
   std::atomic<std::uint32_t> failed_by;  // 1 + the rank whose failure record holds the reason
   StepHeader step_headers[kSlots];       // the owner's last steps; global step i at i % kSlots
   alignas(64) std::atomic<std::uint64_t> acknowledged;  // in-place reads before this step are done
@@ -77,7 +81,7 @@ struct Region {
   OperationLog log;
 };
 static_assert(std::atomic<Position>::is_always_lock_free);
-static_assert(sizeof(Region) <= 4096);
+static_assert(sizeof(RegionHeader) <= 4096);
 
 /// The layout of the body.
 struct RegionLayout {

@@ -9,12 +9,13 @@
 namespace tccl::shm {
 namespace {
 
-/// Extra time for a rank that waits for a rank of its host which itself waits for another host.
+/// Added to the deadline of waits on the host, so that the rank that waits for the network times
+/// out first: its error names the rank at fault.
 constexpr std::chrono::milliseconds kGraceForOtherHosts{1000};
 
 }  // namespace
 
-ShmBoard::ShmBoard(LocalGroup& group, Heap& heap, AlgorithmName algorithm_name,
+ShmBoard::ShmBoard(LocalGroup& group, TensorHeap& heap, AlgorithmName algorithm_name,
                    std::function<void()> check_interrupt, BackoffPolicy backoff)
     : group_(group),
       heap_(heap),
@@ -49,7 +50,7 @@ void ShmBoard::fail() noexcept {
     group_.keep_alive(heap_.unshare(peer_written_.data(), peer_written_.size()));
   } catch (const std::exception&) {
     log_warning("out of memory: late ranks may write to the tensor of a failed operation",
-                group_.global_rank(rank()));
+                group_.global_rank(local_rank()));
   }
   peer_written_ = {};
 }
@@ -58,7 +59,7 @@ Board::Offset ShmBoard::publish_in_place(const void* memory, std::size_t bytes, 
   const Offset offset = offset_of(memory, bytes);
   if (offset == 0) return 0;
   for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank() && (reader == kEveryone || reader == peer))
+    if (peer != local_rank() && (reader == kEveryone || reader == peer))
       views_[static_cast<std::size_t>(peer)].published_to = true;
   any_published_ = true;
   return offset;
@@ -71,13 +72,13 @@ const std::byte* ShmBoard::read_in_place(int peer, Offset offset) {
 }
 
 void ShmBoard::acknowledge_reads() {
-  throw_if_failed();
+  throw_if_any_rank_failed();
   group_.mine().acknowledged.store(next_global_step(),
                                    std::memory_order_release);  // pairs with has_acknowledged()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer) {
     PeerView& view = views_[static_cast<std::size_t>(peer)];
-    if (view.read_from) ring_if_awaited(peer);
+    if (view.read_from) notify_if_awaited(peer);
     view.read_from = false;
   }
   any_read_ = false;
@@ -86,7 +87,7 @@ void ShmBoard::acknowledge_reads() {
 /// A rank that fails is marked before it returns to its caller, who may then change the memory. So
 /// a reader that finds no mark after reading has read valid data. A third rank may have set the
 /// mark, so all regions are checked.
-void ShmBoard::throw_if_failed() const {
+void ShmBoard::throw_if_any_rank_failed() const {
   std::atomic_thread_fence(std::memory_order_acquire);  // the reads come before the check of marks
   for (int rank = 0; rank < size(); ++rank)
     if (group_.is_marked_failed(rank)) throw group_.failure_of(rank);
@@ -107,8 +108,8 @@ void ShmBoard::await_acknowledgements() {
 }
 
 bool ShmBoard::has_acknowledged(int peer) const {
-  return group_.region(peer).acknowledged.load(std::memory_order_acquire) >=
-         next_global_step();  // pairs with acknowledge_reads()
+  // Acquire: pairs with acknowledge_reads().
+  return group_.region(peer).acknowledged.load(std::memory_order_acquire) >= next_global_step();
 }
 
 Board::Slot ShmBoard::open_step() {
@@ -119,8 +120,8 @@ Board::Slot ShmBoard::open_step() {
   static_assert(kSlots > 2);
   if (global_step >= kSlots)
     for (int peer = 0; peer < size(); ++peer)
-      if (peer != rank()) wait_for(peer, global_step - kSlots + 2);
-  std::byte* slot = group_.body(rank()) + group_.layout().slot_offset(global_step);
+      if (peer != local_rank()) wait_for(peer, global_step - kSlots + 2);
+  std::byte* slot = group_.body(local_rank()) + group_.layout().slot_offset(global_step);
   return {group_.mine().step_headers[global_step % kSlots].inline_data, slot, slot + area_bytes()};
 }
 
@@ -132,14 +133,15 @@ void ShmBoard::post() {
                         std::memory_order_release);  // pairs with wait_for()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank()) ring_if_awaited(peer);
+    if (peer != local_rank()) notify_if_awaited(peer);
 }
 
-void ShmBoard::ring_if_awaited(int peer) {
+void ShmBoard::notify_if_awaited(int peer) {
   CollectiveDoorbell& doorbell = group_.region(peer).collective_doorbell;
   // Relaxed: the caller's doorbell_fence() pairs with the fence of sleep_until_arrived().
-  if (doorbell.awaits.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(rank()) + 1)
-    doorbell.ring();
+  if (doorbell.awaits.load(std::memory_order_relaxed) ==
+      static_cast<std::uint32_t>(local_rank()) + 1)
+    doorbell.notify();
 }
 
 Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
@@ -149,16 +151,16 @@ Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
   return {header_of(peer, global_step).inline_data, slot, slot + area_bytes()};
 }
 
-double ShmBoard::factor(int rank) const {
-  return group_.region(rank).log.at(record_.sequence).factor;
+double ShmBoard::factor(int local_rank) const {
+  return group_.region(local_rank).log.at(record_.sequence).factor;
 }
 
 /// Waits until the peer has posted a step that this rank has posted. The peer cannot be so far
 /// ahead that it overwrites the header: for that it needs a later step of this rank.
 void ShmBoard::wait_for(int peer, GlobalStep global_step) {
   PeerView& view = views_[static_cast<std::size_t>(peer)];
-  if (view.arrived > global_step) return;
-  const StepHeader& mine = header_of(rank(), global_step);
+  if (view.arrived_steps > global_step) return;
+  const StepHeader& mine = header_of(local_rank(), global_step);
   const StepHeader& theirs = header_of(peer, global_step);
   // Relaxed: this thread stored it in post().
   const Position target = mine.position.load(std::memory_order_relaxed);
@@ -171,7 +173,7 @@ void ShmBoard::wait_for(int peer, GlobalStep global_step) {
   if (!spin_then_yield(arrived, backoff_) && !sleep_until_arrived(peer, arrived))
     throw explain(peer, [&](int other) { return reached(position_seen(other), target); });
   if (theirs.digest != mine.digest) throw_mismatch(peer, common_sequence(peer));
-  view.arrived = global_step + 1;
+  view.arrived_steps = global_step + 1;
 }
 
 bool ShmBoard::sleep_until_arrived(int peer, FunctionRef<bool()> arrived) {
@@ -182,6 +184,7 @@ bool ShmBoard::sleep_until_arrived(int peer, FunctionRef<bool()> arrived) {
   doorbell.awaits.store(static_cast<std::uint32_t>(peer) + 1, std::memory_order_relaxed);
   struct ResetAwaits {
     CollectiveDoorbell& doorbell;
+    // Relaxed: a peer that still sees the old value makes one needless system call.
     ~ResetAwaits() { doorbell.awaits.store(0, std::memory_order_relaxed); }
   } reset_awaits{doorbell};
   return sleep_until(doorbell, arrived, [&] { return must_give_up(peer); });
@@ -192,10 +195,9 @@ bool ShmBoard::must_give_up(int peer) {
   const auto now = Clock::now();
   update_heartbeats(now);
   if (check_interrupt_ && now >= next_interrupt_check_) {
-    next_interrupt_check_ = now + kInterruptPeriod;
+    next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
   }
-  // The rank that waits for another host names the rank at fault, so its timeout comes first.
   const auto grace = progress_network_ ? kGraceForOtherHosts : std::chrono::milliseconds(0);
   return group_.failed() || group_.state_of(peer) != PeerState::alive || now >= *deadline_ + grace;
 }

@@ -15,8 +15,8 @@
 #include "base/function_ref.h"
 #include "health/heartbeat_watcher.h"
 #include "transport/board.h"
-#include "transport/shm/heap.h"
 #include "transport/shm/local_group.h"
+#include "transport/shm/tensor_heap.h"
 
 namespace tccl::shm {
 
@@ -25,10 +25,10 @@ class ShmBoard final : public Board {
   /// Error messages name algorithms, which this layer does not know.
   using AlgorithmName = const char* (*)(std::uint8_t index);
   /// `check_interrupt` may be empty; see Context::Options.
-  ShmBoard(LocalGroup& group, Heap& heap, AlgorithmName algorithm_name,
+  ShmBoard(LocalGroup& group, TensorHeap& heap, AlgorithmName algorithm_name,
            std::function<void()> check_interrupt, BackoffPolicy backoff);
 
-  [[nodiscard]] int rank() const noexcept override { return group_.rank(); }
+  [[nodiscard]] int local_rank() const noexcept override { return group_.local_rank(); }
   [[nodiscard]] int size() const noexcept override { return group_.size(); }
   [[nodiscard]] std::size_t area_bytes() const noexcept override {
     return group_.layout().area_bytes;
@@ -44,7 +44,7 @@ class ShmBoard final : public Board {
     return heap_.offset_of(memory, bytes).value_or(0);
   }
   [[nodiscard]] std::byte* at(int peer, Offset offset) const override {
-    return group_.peer(peer).base() + offset;
+    return group_.process(peer).base() + offset;
   }
   Offset publish_in_place(const void* memory, std::size_t bytes, int reader) override;
   const std::byte* read_in_place(int peer, Offset offset) override;
@@ -52,9 +52,11 @@ class ShmBoard final : public Board {
     peer_written_ = {memory, bytes};
   }
   void clear_peer_written() override { peer_written_ = {}; }
-  void throw_if_failed() const override;
-  [[nodiscard]] double factor(int rank) const override;
-  [[nodiscard]] int global_rank(int rank) const override { return group_.global_rank(rank); }
+  void throw_if_any_rank_failed() const override;
+  [[nodiscard]] double factor(int local_rank) const override;
+  [[nodiscard]] int global_rank(int local_rank) const override {
+    return group_.global_rank(local_rank);
+  }
   [[nodiscard]] std::string operation() const override;
 
   /// Begins the operation of `record`, which is in this rank's log already. Without a deadline, the
@@ -77,8 +79,8 @@ class ShmBoard final : public Board {
   struct PeerView {
     bool published_to = false;  // in this operation
     bool read_from = false;
-    std::uint32_t matched = 0;  // sequence number up to which the logs were compared
-    GlobalStep arrived = 0;     // steps before this one have arrived with a matching digest
+    std::uint32_t matched = 0;     // sequence number up to which the logs were compared
+    GlobalStep arrived_steps = 0;  // steps before this one have arrived with a matching digest
   };
 
   [[nodiscard]] const StepHeader& header_of(int rank, GlobalStep global_step) const {
@@ -87,7 +89,7 @@ class ShmBoard final : public Board {
   /// The next step that this rank posts.
   [[nodiscard]] GlobalStep next_global_step() const { return steps_before_ + step_; }
   void wait_for(int peer, GlobalStep global_step);
-  void ring_if_awaited(int peer);
+  void notify_if_awaited(int peer);
   void acknowledge_reads();
   void await_acknowledgements();
   [[nodiscard]] bool has_acknowledged(int peer) const;
@@ -105,7 +107,7 @@ class ShmBoard final : public Board {
   [[nodiscard]] std::string ranks_in_operation() const;
 
   LocalGroup& group_;
-  Heap& heap_;
+  TensorHeap& heap_;
   AlgorithmName algorithm_name_;
   std::function<void()> check_interrupt_;
   std::function<void()> progress_network_;

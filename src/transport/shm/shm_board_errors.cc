@@ -26,9 +26,9 @@ void ShmBoard::throw_mismatch(int peer, std::uint32_t sequence) const {
   };
   throw Error(Errc::mismatch,
               formatted("operation #{} of group {}: rank {} called {}, but {} called {}", first,
-                        group_.group_name(), group_.global_rank(rank()), call_in(mine),
+                        group_.group_name(), group_.global_rank(local_rank()), call_in(mine),
                         group_.who(peer), call_in(theirs)),
-              {group_.global_rank(rank()), group_.global_rank(peer)});
+              {group_.global_rank(local_rank()), group_.global_rank(peer)});
 }
 
 Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
@@ -44,12 +44,13 @@ Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
 }
 
 std::string ShmBoard::ranks_in_operation() const {
-  std::vector<int> waiting;
+  std::vector<int> in_operation;
   for (int other = 0; other < size(); ++other)
-    if (other == rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
-                            group_.state_of(other) == PeerState::alive))
-      waiting.push_back(group_.global_rank(other));
-  return formatted("rank{} {} waited for it", waiting.size() == 1 ? "" : "s", joined(waiting));
+    if (other == local_rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
+                                  group_.state_of(other) == PeerState::alive))
+      in_operation.push_back(group_.global_rank(other));
+  return formatted("rank{} {} had begun the operation", in_operation.size() == 1 ? "" : "s",
+                   joined(in_operation));
 }
 
 Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
@@ -57,7 +58,7 @@ Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   std::string text = formatted("{}: timeout after {:.1f} s", operation(), seconds(timeout_));
   std::vector<int> late;
   for (int other = 0; other < size(); ++other) {
-    if (other == rank() || arrived(other)) continue;
+    if (other == local_rank() || arrived(other)) continue;
     const bool joined = reached(position_seen(other), position_of(record_.sequence, 1));
     const auto silence = heartbeats_[static_cast<std::size_t>(other)].silence(now);
     text += formatted("; {} {}", group_.who(other),

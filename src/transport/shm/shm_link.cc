@@ -27,16 +27,16 @@ void ShmLink::post(const CellHeader& header, const void* payload) {
   ring_->posted.store(++posted_, std::memory_order_release);  // pairs with take()
 }
 
-void ShmLink::wake_receiver() {
+void ShmLink::wake_peer() {
   doorbell_fence();
-  group_.region(peer_).p2p_doorbell.ring_if_sleeping();
+  group_.region(peer_).p2p_doorbell.notify_if_sleeping();
 }
 
 bool ShmLink::take(Take each) {
   const std::uint64_t offset =
       theirs().ring_offset.load(std::memory_order_acquire);  // pairs with open_ring()
   if (offset == 0) return false;                             // the peer has not sent anything yet
-  auto* ring = reinterpret_cast<CellRing*>(group_.peer(peer_).base() + offset);
+  auto* ring = reinterpret_cast<CellRing*>(group_.process(peer_).base() + offset);
   const std::uint64_t posted = ring->posted.load(std::memory_order_acquire);  // pairs with post()
   if (posted == taken_) return false;
   for (; taken_ != posted; ++taken_) {
@@ -46,7 +46,7 @@ bool ShmLink::take(Take each) {
     each(header, cell + sizeof header);
   }
   mine().cells_taken.store(taken_, std::memory_order_release);  // pairs with has_room()
-  wake_receiver();
+  wake_peer();                                                  // it may wait for room in its ring
   return true;
 }
 

@@ -16,17 +16,23 @@ class ShmLink final : public Link {
   [[nodiscard]] std::size_t cell_bytes() const noexcept override { return cell_bytes_; }
   [[nodiscard]] bool has_room() override;
   void post(const CellHeader& header, const void* payload) override;
-  void wake_receiver() override;
-  void wake_progress_thread() override { group_.peer(peer_).wake_progress_thread(); }
+  void wake_peer() override;
+  void wake_progress_thread() override { group_.process(peer_).wake_progress_thread(); }
   bool take(Take each) override;
-  [[nodiscard]] bool is_drained() const override { return true; }  // a posted cell has arrived
+  /// Never asked: P2pFailureDetector::state_of() asks about ranks of other hosts only. advance()
+  /// has taken the cells of a local rank before failures are checked.
+  [[nodiscard]] bool is_drained() const override { return true; }
   void return_credit(std::uint64_t bytes) override;
   [[nodiscard]] std::uint64_t returned_credit() const override;
 
  private:
   void open_ring();
-  [[nodiscard]] PeerCounters& mine() const { return group_.peer_counters(group_.rank(), peer_); }
-  [[nodiscard]] PeerCounters& theirs() const { return group_.peer_counters(peer_, group_.rank()); }
+  [[nodiscard]] PeerCounters& mine() const {
+    return group_.peer_counters(group_.local_rank(), peer_);
+  }
+  [[nodiscard]] PeerCounters& theirs() const {
+    return group_.peer_counters(peer_, group_.local_rank());
+  }
 
   LocalGroup& group_;
   int peer_;

@@ -1,4 +1,4 @@
-#include "transport/shm/heap.h"
+#include "transport/shm/tensor_heap.h"
 
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ constexpr std::size_t kCachedAtMost = std::size_t{1} << 30;
 /// A range of the arena whose addresses map private pages: peers do not see it any more. Late peers
 /// may write to its shared pages, so those are freed only when both the block and the failed group
 /// have released the range.
-class Heap::UnsharedRange {
+class TensorHeap::UnsharedRange {
  public:
   UnsharedRange(std::shared_ptr<Arena> arena, Allocation range)
       : arena_(std::move(arena)), range_(range), owner_(::getpid()) {}
@@ -45,12 +45,12 @@ class Heap::UnsharedRange {
   bool is_private_ = false;
 };
 
-Heap::Heap(std::shared_ptr<Arena> arena)
+TensorHeap::TensorHeap(std::shared_ptr<Arena> arena)
     : arena_(std::move(arena)),
       cached_at_most_(std::min(kCachedAtMost, arena_->memory()->bytes() / 8)),
       owner_(::getpid()) {}
 
-std::shared_ptr<void> Heap::allocate(std::size_t bytes) {
+std::shared_ptr<void> TensorHeap::allocate(std::size_t bytes) {
   bytes = std::clamp<std::size_t>(bytes, 1, arena_->memory()->bytes());  // more never fits
   bytes = round_up_to_pages(bytes);
   std::optional<Allocation> block = take_from_cache(bytes);
@@ -62,7 +62,7 @@ std::shared_ptr<void> Heap::allocate(std::size_t bytes) {
           [heap = shared_from_this(), block = *block](void* /*memory*/) { heap->release(block); }};
 }
 
-std::optional<Allocation> Heap::take_from_cache(std::size_t bytes) {
+std::optional<Allocation> TensorHeap::take_from_cache(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = cache_.lower_bound(bytes);
   if (found == cache_.end() || found->first > bytes + bytes / 4) return std::nullopt;
@@ -72,10 +72,11 @@ std::optional<Allocation> Heap::take_from_cache(std::size_t bytes) {
   return block;
 }
 
-void Heap::release(const Allocation& block) noexcept {
+void TensorHeap::release(const Allocation& block) noexcept {
   if (::getpid() != owner_) return;
   const std::lock_guard lock(mutex_);
   try {
+    // Relaxed: unshare() stores it under this mutex.
     if (any_unshared_.load(std::memory_order_relaxed) && free_except_unshared(block)) return;
     if (cached_bytes_ + block.bytes <= cached_at_most_) {
       cache_.emplace(block.bytes, block);
@@ -87,20 +88,20 @@ void Heap::release(const Allocation& block) noexcept {
   deallocate(block);
 }
 
-void Heap::free_cache() noexcept {
+void TensorHeap::free_cache() noexcept {
   const std::lock_guard lock(mutex_);
   for (const auto& [bytes, block] : cache_) deallocate(block);
   cache_.clear();
   cached_bytes_ = 0;
 }
 
-void Heap::deallocate(const Allocation& block) noexcept {
+void TensorHeap::deallocate(const Allocation& block) noexcept {
   arena_->memory()->inherit_in_child(block.offset, block.bytes, false);
   arena_->deallocate(block);
 }
 
 /// If parts of the block are unshared, frees the rest of it; else does nothing.
-bool Heap::free_except_unshared(const Allocation& block) {
+bool TensorHeap::free_except_unshared(const Allocation& block) {
   const auto first = unshared_.lower_bound(block.offset);
   const auto last = unshared_.lower_bound(block.offset + block.bytes);
   if (first == last) return false;
@@ -115,14 +116,15 @@ bool Heap::free_except_unshared(const Allocation& block) {
   return true;
 }
 
-std::shared_ptr<Heap::UnsharedRange> Heap::unshared_in(std::size_t begin, std::size_t end) const {
+std::shared_ptr<TensorHeap::UnsharedRange> TensorHeap::unshared_in(std::size_t begin,
+                                                                   std::size_t end) const {
   const auto next = unshared_.lower_bound(end);
   if (next == unshared_.begin()) return nullptr;
   const auto& before = std::prev(next)->second;
   return before->end() > begin ? before : nullptr;
 }
 
-std::optional<std::uint64_t> Heap::offset_of(const void* begin, std::size_t bytes) const {
+std::optional<std::uint64_t> TensorHeap::offset_of(const void* begin, std::size_t bytes) const {
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const auto base = reinterpret_cast<std::uintptr_t>(arena_->memory()->base());
   if (address < base || address - base >= arena_->memory()->bytes()) return std::nullopt;
@@ -134,7 +136,7 @@ std::optional<std::uint64_t> Heap::offset_of(const void* begin, std::size_t byte
   return offset;
 }
 
-std::shared_ptr<const void> Heap::unshare(std::byte* begin, std::size_t bytes) {
+std::shared_ptr<const void> TensorHeap::unshare(std::byte* begin, std::size_t bytes) {
   const auto from = static_cast<std::size_t>(begin - arena_->memory()->base());
   const std::size_t first = round_up_to_pages(from);
   const std::size_t end = (from + bytes) / page_bytes() * page_bytes();

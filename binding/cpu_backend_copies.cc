@@ -1,5 +1,5 @@
 // broadcast, allgather, gather, scatter and alltoall: collectives that move data unchanged.
-#include "host_backend.h"
+#include "cpu_backend.h"
 
 #include <algorithm>
 #include <numeric>
@@ -87,8 +87,7 @@ std::vector<Block> blocks_at(Pointer* data, const std::vector<int64_t>& counts,
 
 }  // namespace
 
-HostBackend::WorkPtr HostBackend::broadcast(Tensors& tensors,
-                                            const c10d::BroadcastOptions& options) {
+CpuBackend::WorkPtr CpuBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   CollectiveRequest request(kBroadcast, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   request.check_rank(options.rootRank, "root");
@@ -102,17 +101,16 @@ HostBackend::WorkPtr HostBackend::broadcast(Tensors& tensors,
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                            const c10d::AllgatherOptions& options) {
+CpuBackend::WorkPtr CpuBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgather, group_);
   const at::Tensor& input = request.single_entry(inputs, "input");
   add_allgatherv(request, request.single_entry(outputs, "output_list"), input);
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::allgather_coalesced(std::vector<Tensors>& outputs,
-                                                      Tensors& inputs,
-                                                      const c10d::AllgatherOptions& options) {
+CpuBackend::WorkPtr CpuBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgatherCoalesced, group_);
   request.require(outputs.size() == static_cast<std::size_t>(getSize()),
                   "`output_lists` must hold ", "one list per rank, ", getSize(),
@@ -126,14 +124,14 @@ HostBackend::WorkPtr HostBackend::allgather_coalesced(std::vector<Tensors>& outp
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                  const c10d::AllgatherOptions& options) {
+CpuBackend::WorkPtr CpuBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgatherBase, group_);
   add_allgather(request, output, input);
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::allgather_into_tensor_coalesced(
+CpuBackend::WorkPtr CpuBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   CollectiveRequest request(kAllgatherIntoTensorCoalesced, group_);
   request.check_same_length(outputs, inputs);
@@ -141,8 +139,8 @@ HostBackend::WorkPtr HostBackend::allgather_into_tensor_coalesced(
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                         const c10d::GatherOptions& options) {
+CpuBackend::WorkPtr CpuBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                       const c10d::GatherOptions& options) {
   CollectiveRequest request(kGather, group_);
   const at::Tensor& input = request.single_entry(inputs, "input");
   request.check_input(input, "input");
@@ -163,8 +161,8 @@ HostBackend::WorkPtr HostBackend::gather(std::vector<Tensors>& outputs, Tensors&
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                          const c10d::ScatterOptions& options) {
+CpuBackend::WorkPtr CpuBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                        const c10d::ScatterOptions& options) {
   CollectiveRequest request(kScatter, group_);
   const at::Tensor& output = request.single_entry(outputs, "output");
   request.check_output(output, "output");
@@ -186,10 +184,10 @@ HostBackend::WorkPtr HostBackend::scatter(Tensors& outputs, std::vector<Tensors>
 }
 
 // Always the uneven form, alltoallv: some ranks may pass splits and others not.
-HostBackend::WorkPtr HostBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                std::vector<int64_t>& output_splits,
-                                                std::vector<int64_t>& input_splits,
-                                                const c10d::AllToAllOptions& options) {
+CpuBackend::WorkPtr CpuBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                              std::vector<int64_t>& output_splits,
+                                              std::vector<int64_t>& input_splits,
+                                              const c10d::AllToAllOptions& options) {
   CollectiveRequest request(kAlltoallBase, group_);
   request.check_input(input, "input");
   request.check_output(output, "output");
@@ -207,8 +205,8 @@ HostBackend::WorkPtr HostBackend::alltoall_base(at::Tensor& output, at::Tensor& 
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::alltoall(Tensors& outputs, Tensors& inputs,
-                                           const c10d::AllToAllOptions& options) {
+CpuBackend::WorkPtr CpuBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                         const c10d::AllToAllOptions& options) {
   CollectiveRequest request(kAlltoall, group_);
   request.check_list_length(outputs, "output_list");
   request.check_list_length(inputs, "input_list");

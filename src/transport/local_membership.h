@@ -1,4 +1,4 @@
-// LocalMembers: the ranks of one group on this host, as the other transports see them. Implemented
+// LocalMembership: the ranks of one group on this host, as the other layers see them. Implemented
 // by shm::LocalGroup, whose shared memory holds everything the ranks of a host need to know.
 //
 // Members are numbered by local rank, from 0; error messages name them by global rank.
@@ -12,18 +12,18 @@
 
 namespace tccl {
 
-/// What a rank that waits for a peer sees of it. A rank that departed has left the group in good
-/// order; one that died has not.
+/// What a rank that waits for a peer sees of it. A rank that departed has left the group cleanly;
+/// one that died has not.
 enum class PeerState : std::uint8_t { alive, died, departed };
 
-class LocalMembers {
+class LocalMembership {
  public:
-  virtual ~LocalMembers() = default;
+  virtual ~LocalMembership() = default;
 
   [[nodiscard]] virtual const std::string& group_name() const noexcept = 0;
   [[nodiscard]] virtual std::uint64_t group_uid() const noexcept = 0;
   /// The local rank of this process.
-  [[nodiscard]] virtual int rank() const noexcept = 0;
+  [[nodiscard]] virtual int local_rank() const noexcept = 0;
   [[nodiscard]] virtual int global_rank(int local_rank) const = 0;
 
   /// "rank 3 (host b, pid 4711)"
@@ -31,7 +31,7 @@ class LocalMembers {
   [[nodiscard]] virtual PeerState state_of(int local_rank) const noexcept = 0;
   /// A counter that changes as long as the process of that rank is not stalled.
   [[nodiscard]] virtual std::uint32_t liveness_counter(int local_rank) const noexcept = 0;
-  /// The error of `operation`, which needs a rank that has died or departed.
+  /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] virtual Error peer_lost_error(int local_rank,
                                               const std::string& operation) const = 0;
 

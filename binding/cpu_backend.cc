@@ -1,4 +1,4 @@
-#include "host_backend.h"
+#include "cpu_backend.h"
 
 #include <ATen/record_function.h>
 
@@ -17,8 +17,8 @@ constexpr Method kBarrier{c10d::OpType::BARRIER, "barrier", "barrier"};
 
 std::atomic<std::uint64_t> operations_started{0};  // relaxed: a statistic
 
-// Runs a request on the calling thread. The common case allocates nothing: the request moves to the
-// heap only if it may outlive this call.
+// Runs a request on the calling thread. The common case allocates nothing: the request is
+// moved to allocated memory only if it may outlive this call.
 void run_inline(tccl::Communicator& communicator, CollectiveRequest& request,
                 std::chrono::milliseconds timeout) {
   if (const tccl::Operation* operation = request.single_operation();
@@ -28,7 +28,7 @@ void run_inline(tccl::Communicator& communicator, CollectiveRequest& request,
   if (const tccl::Operation* operation = shared->single_operation()) {
     communicator.run(*operation, {.timeout = timeout, .keepalive = shared});
   } else {
-    communicator.run(CollectiveRequest::sequence(shared),
+    communicator.run(CollectiveRequest::operation_list(shared),
                      {.timeout = timeout, .keepalive = shared});
   }
   shared->try_write_results();
@@ -39,14 +39,14 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
                                   std::chrono::milliseconds timeout) {
   if (const tccl::Operation* operation = request->single_operation())
     return communicator.start(*operation, {.timeout = timeout, .keepalive = request});
-  return communicator.start(CollectiveRequest::sequence(request),
+  return communicator.start(CollectiveRequest::operation_list(request),
                             {.timeout = timeout, .keepalive = request});
 }
 
 }  // namespace
 
-HostBackend::HostBackend(const StorePtr& store, int rank, int size,
-                         c10::intrusive_ptr<Options> options, std::string name)
+CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
+                       c10::intrusive_ptr<Options> options, std::string name)
     : Backend(rank, size),
       options_(std::move(options)),
       group_{rank, size, std::move(name), options_->backend},
@@ -59,16 +59,15 @@ HostBackend::HostBackend(const StorePtr& store, int rank, int size,
 
 // Python holds the GIL when it drops the last reference. close() waits for operations whose
 // callbacks may need the GIL.
-HostBackend::~HostBackend() {
+CpuBackend::~CpuBackend() {
   const ScopedGilRelease without_gil;
   communicator_->close();
 }
 
 // ---- how a request is run
 
-HostBackend::WorkPtr HostBackend::run_request(CollectiveRequest request,
-                                              std::chrono::milliseconds timeout,
-                                              bool asynchronous) {
+CpuBackend::WorkPtr CpuBackend::run_request(CollectiveRequest request,
+                                            std::chrono::milliseconds timeout, bool asynchronous) {
   if (request.is_staged()) prepare_staging(request, effective_timeout(timeout));
   request.arguments_checked();
   operations_started.fetch_add(1, std::memory_order_relaxed);
@@ -101,19 +100,20 @@ HostBackend::WorkPtr HostBackend::run_request(CollectiveRequest request,
   return work;
 }
 
-HostBackend::WorkPtr HostBackend::run_point_to_point(CollectiveRequest request) {
+CpuBackend::WorkPtr CpuBackend::run_point_to_point(CollectiveRequest request) {
   return run_request(std::move(request), c10d::kUnsetTimeout, /*asynchronous=*/true);
 }
 
-void HostBackend::prepare_staging(CollectiveRequest& request,
-                                  std::chrono::milliseconds timeout) const {
+void CpuBackend::prepare_staging(CollectiveRequest& request,
+                                 std::chrono::milliseconds timeout) const {
   // The reference is weak, because a request may outlive the group. close() waits for collectives
   // but not for receives, so those check is_closed(). Signals are checked less often than peers:
   // that takes the GIL.
-  auto check_wait = [group = std::weak_ptr(communicator_),
-                     ends_at_close = request.is_staged_receive(),
-                     operation = c10::str(request.method().name, " of group ", group_.name),
-                     next_interrupt = Clock::now() + kInterruptPeriod](bool needs_peers) mutable {
+  auto while_waiting = [group = std::weak_ptr(communicator_),
+                        ends_at_close = request.is_staged_receive(),
+                        operation = c10::str(request.method().name, " of group ", group_.name),
+                        next_interrupt =
+                            Clock::now() + kInterruptInterval](bool needs_peers) mutable {
     const auto communicator = group.lock();
     if (!communicator || (ends_at_close && communicator->is_closed()))
       throw tccl::Error(tccl::Errc::aborted, "the group was closed before the operation completed");
@@ -124,43 +124,43 @@ void HostBackend::prepare_staging(CollectiveRequest& request,
     }
     if (Clock::now() < next_interrupt) return;
     check_interrupt();
-    next_interrupt = Clock::now() + kInterruptPeriod;
+    next_interrupt = Clock::now() + kInterruptInterval;
   };
   try {
-    request.prepare_staging(staging_bytes_, timeout, std::move(check_wait));
+    request.prepare_staging(staging_bytes_, timeout, std::move(while_waiting));
   } catch (const tccl::Error& error) {
     throw_torch_error(error);
   }
 }
 
-HostBackend::WorkPtr HostBackend::endCoalescing() {
+CpuBackend::WorkPtr CpuBackend::endCoalescing() {
   return c10::make_intrusive<CoalescedWork>(group_.coalescing.end());
 }
 
-std::uint64_t HostBackend::operation_count() noexcept {
+std::uint64_t CpuBackend::operation_count() noexcept {
   return operations_started.load(std::memory_order_relaxed);
 }
 
 // ---- timeouts
 
-void HostBackend::setTimeout(std::chrono::milliseconds timeout) {
+void CpuBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   timeout_.store(timeout, std::memory_order_relaxed);
 }
 
-std::chrono::milliseconds HostBackend::effective_timeout(std::chrono::milliseconds timeout) const {
+std::chrono::milliseconds CpuBackend::effective_timeout(std::chrono::milliseconds timeout) const {
   return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
 }
 
 // ---- barriers
 
-HostBackend::WorkPtr HostBackend::barrier(const c10d::BarrierOptions& options) {
+CpuBackend::WorkPtr CpuBackend::barrier(const c10d::BarrierOptions& options) {
   CollectiveRequest request(kBarrier, group_);
   request.add(tccl::barrier());
   return run_request(std::move(request), options);
 }
 
-void HostBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+void CpuBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   // Unlike in other methods, zero is a timeout of its own here: it fails at once.
   const auto timeout =
       options.timeout == c10d::kUnsetTimeout ? effective_timeout(options.timeout) : options.timeout;
@@ -171,7 +171,7 @@ void HostBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
 
 // ---- completion, errors, shutdown
 
-void HostBackend::registerOnCompletionHook(PendingWork::Hook&& hook) {
+void CpuBackend::registerOnCompletionHook(PendingWorkCount::Hook&& hook) {
   TORCH_CHECK(hook, "ccl: a completion hook must be callable");
   TORCH_CHECK(pending_work_->set_hook(std::move(hook)), "ccl: group ", group_.name,
               " already has a completion hook");
@@ -181,7 +181,7 @@ void HostBackend::registerOnCompletionHook(PendingWork::Hook&& hook) {
   };
 }
 
-c10d::ErrorType HostBackend::getError() {
+c10d::ErrorType CpuBackend::getError() {
   const std::exception_ptr error = communicator_->error();
   if (!error) return c10d::ErrorType::SUCCESS;
   try {
@@ -193,8 +193,8 @@ c10d::ErrorType HostBackend::getError() {
   }
 }
 
-void HostBackend::shutdown() { communicator_->close(); }
+void CpuBackend::shutdown() { communicator_->close(); }
 
-void HostBackend::abort() { communicator_->abort(/*reason=*/""); }
+void CpuBackend::abort() { communicator_->abort(/*reason=*/""); }
 
 }  // namespace torch_ccl

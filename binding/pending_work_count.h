@@ -1,5 +1,6 @@
 // The number of a group's Works that are not finished, and the group's completion hook. Shared with
-// every Work, which may outlive the group. Thread-safe.
+// every Work, which may outlive the group.
+// Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,11 @@
 
 namespace torch_ccl {
 
-class PendingWork {
+class PendingWorkCount {
  public:
   using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
 
-  ~PendingWork() { delete hook_.load(std::memory_order_acquire); }  // pairs with set_hook()
+  ~PendingWorkCount() { delete hook_.load(std::memory_order_acquire); }  // pairs with set_hook()
 
   void add() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
   void remove() noexcept {

@@ -1,5 +1,5 @@
 // send, recv and recvAnysource.
-#include "host_backend.h"
+#include "cpu_backend.h"
 
 namespace torch_ccl {
 namespace {
@@ -12,7 +12,7 @@ constexpr Method kRecvAnysource{OpType::RECVANYSOURCE, "recvAnysource", "recvAny
 
 }  // namespace
 
-HostBackend::WorkPtr HostBackend::send(Tensors& tensors, int destination, int tag) {
+CpuBackend::WorkPtr CpuBackend::send(Tensors& tensors, int destination, int tag) {
   CollectiveRequest request(kSend, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   request.check_input(tensor, "tensor");
@@ -24,8 +24,8 @@ HostBackend::WorkPtr HostBackend::send(Tensors& tensors, int destination, int ta
   return run_point_to_point(std::move(request));
 }
 
-HostBackend::WorkPtr HostBackend::start_recv(const Method& method, Tensors& tensors, int source,
-                                             int tag) {
+CpuBackend::WorkPtr CpuBackend::start_recv(const Method& method, Tensors& tensors, int source,
+                                           int tag) {
   CollectiveRequest request(method, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   request.check_output(tensor, "tensor");
@@ -37,12 +37,12 @@ HostBackend::WorkPtr HostBackend::start_recv(const Method& method, Tensors& tens
   return run_point_to_point(std::move(request));
 }
 
-HostBackend::WorkPtr HostBackend::recv(Tensors& tensors, int source, int tag) {
+CpuBackend::WorkPtr CpuBackend::recv(Tensors& tensors, int source, int tag) {
   if (source == tccl::kAnySource) CollectiveRequest(kRecv, group_).check_rank(source, "source");
   return start_recv(kRecv, tensors, source, tag);
 }
 
-HostBackend::WorkPtr HostBackend::recvAnysource(Tensors& tensors, int tag) {
+CpuBackend::WorkPtr CpuBackend::recvAnysource(Tensors& tensors, int tag) {
   return start_recv(kRecvAnysource, tensors, tccl::kAnySource, tag);
 }
 

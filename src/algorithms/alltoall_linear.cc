@@ -1,15 +1,16 @@
-// Pairwise exchange over hosts, for gather, scatter and all-to-all (alltoall.h): every pair of
-// ranks on different hosts exchanges its data directly, because each byte has to cross the network
-// once in any algorithm. Ranks of the same host use the one-shot exchange through the board.
+// Linear exchange over hosts, for gather, scatter and all-to-all (alltoall.h): every pair of ranks
+// on different hosts exchanges its data directly, and all pairs at once, because each byte has to
+// cross the network once in any algorithm. Ranks of the same host use the one-shot exchange through
+// the board.
 //
-// The data of a pair is sent in chunks, one per round; kRoundsAhead rounds are in flight. Each
+// The data of a pair is sent in chunks; kChunksAhead chunks of each pair are in flight. Each
 // message starts with the total size of the pair's data, so that a size mismatch is detected on
 // receipt.
 #include <cstring>
 #include <deque>
 
 #include "algorithms/alltoall.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/registry.h"
 #include "base/format.h"
 #include "tccl/error.h"
@@ -20,11 +21,11 @@ namespace {
 constexpr std::size_t kTotalBytes = sizeof(std::uint64_t);
 constexpr std::size_t kChunkBytes = NetworkChannel::kMaxMessageBytes - kTotalBytes;
 /// Chunks of each pair in flight.
-constexpr std::uint32_t kRoundsAhead = 3;
+constexpr std::uint32_t kChunksAhead = 3;
 
-class PairwiseExchange {
+class LinearExchange {
  public:
-  PairwiseExchange(Board& board, NetworkChannel& channel, const CollectiveTask& task)
+  LinearExchange(Board& board, NetworkChannel& channel, const CollectiveTask& task)
       : board_(board),
         channel_(channel),
         host_map_(channel.host_map()),
@@ -40,53 +41,53 @@ class PairwiseExchange {
   }
 
   void run() {
-    std::uint32_t rounds = 0;
-    for (const int to : receivers_) rounds = std::max(rounds, count(outgoing(task_, to).size()));
-    for (const int from : senders_) rounds = std::max(rounds, count(incoming(task_, from).size()));
-    for (std::uint32_t i = 0; i < std::min(kRoundsAhead, rounds); ++i) send(i);
+    std::uint32_t chunks = 0;
+    for (const int to : receivers_) chunks = std::max(chunks, count(outgoing(task_, to).size()));
+    for (const int from : senders_) chunks = std::max(chunks, count(incoming(task_, from).size()));
+    for (std::uint32_t i = 0; i < std::min(kChunksAhead, chunks); ++i) send(i);
     exchange_locally();
-    for (std::uint32_t round = 0; round < rounds; ++round) {
-      if (round + kRoundsAhead < rounds) send(round + kRoundsAhead);
+    for (std::uint32_t chunk = 0; chunk < chunks; ++chunk) {
+      if (chunk + kChunksAhead < chunks) send(chunk + kChunksAhead);
       for (const int from : senders_)
-        if (round < count(incoming(task_, from).size())) receive(from, round);
-      channel_.flush(2 * kRoundsAhead * receivers_.size());
+        if (chunk < count(incoming(task_, from).size())) receive(from, chunk);
+      channel_.flush(2 * kChunksAhead * receivers_.size());
     }
   }
 
  private:
-  /// Rounds of a pair: at least one, so that the sizes are compared also if they are zero.
+  /// Chunks of a pair: at least one, so that the sizes are compared also if they are zero.
   static std::uint32_t count(std::size_t bytes) { return steps_for(bytes, kChunkBytes); }
 
-  void send(std::uint32_t round) {
+  void send(std::uint32_t chunk) {
     for (const int from : senders_)
-      if (round < count(incoming(task_, from).size()))
+      if (chunk < count(incoming(task_, from).size()))
         receives_.push_back(channel_.post_receive(from));
     for (const int to : receivers_) {
       const auto data = outgoing(task_, to);
-      if (round >= count(data.size())) continue;
-      const Range chunk = chunk_range(data.size(), kChunkBytes, round);
+      if (chunk >= count(data.size())) continue;
+      const Range range = chunk_range(data.size(), kChunkBytes, chunk);
       const NetworkChannel::MessagePtr message = channel_.acquire();
       const std::uint64_t total = data.size();
       std::memcpy(message->data(), &total, sizeof total);
-      task_.copy(message->data() + kTotalBytes, data.data() + chunk.begin, chunk.count);
-      channel_.send(message, kTotalBytes + chunk.count, to);
+      task_.copy(message->data() + kTotalBytes, data.data() + range.begin, range.count);
+      channel_.send(message, kTotalBytes + range.count, to);
     }
   }
 
-  void receive(int from, std::uint32_t round) {
+  void receive(int from, std::uint32_t chunk) {
     const auto target = incoming(task_, from);
     const NetworkChannel::MessagePtr message = std::move(receives_.front());
     receives_.pop_front();
     const std::size_t length = channel_.received_bytes(message);
     std::uint64_t total = 0;
     std::memcpy(&total, message->data(), std::min(length, sizeof total));
-    const Range chunk = chunk_range(target.size(), kChunkBytes, round);
-    if (total != target.size() || length != kTotalBytes + chunk.count)
+    const Range range = chunk_range(target.size(), kChunkBytes, chunk);
+    if (total != target.size() || length != kTotalBytes + range.count)
       throw Error(Errc::mismatch,
                   formatted("{}: rank {} sends {} bytes to rank {}, which expects {}",
                             board_.operation(), from, total, rank_, target.size()),
                   {from, rank_});
-    task_.copy_out(target.data() + chunk.begin, message->data() + kTotalBytes, chunk.count,
+    task_.copy_out(target.data() + range.begin, message->data() + kTotalBytes, range.count,
                    target.size());
   }
 
@@ -122,8 +123,8 @@ class PairwiseExchange {
 
 }  // namespace
 
-void alltoall_pairwise(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
-  PairwiseExchange(board, channel, task).run();
+void alltoall_linear(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
+  LinearExchange(board, channel, task).run();
 }
 
 }  // namespace tccl

@@ -1,5 +1,6 @@
-// Messages that were handed to libfabric and have not been sent completely. Collectives and
-// point-to-point traffic of a group each have one such list.
+// Messages in flight: libfabric has accepted them and has not completed their sends. (Queued: it
+// has not accepted them yet.) Collectives and point-to-point traffic of a group each have one such
+// list.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -10,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/function_ref.h"
-#include "transport/members.h"
+#include "transport/membership.h"
 #include "transport/ofi/network.h"
 
 namespace tccl::ofi {
@@ -19,7 +20,7 @@ namespace tccl::ofi {
 /// later. An error is thrown as such only if no better explanation arrives within this time.
 inline constexpr std::chrono::milliseconds kErrorGrace{500};
 
-class PendingSends {
+class SendsInFlight {
  public:
   void add(std::shared_ptr<MessageBuffer> buffer) { buffers_.push_back(std::move(buffer)); }
   [[nodiscard]] bool empty() const noexcept { return buffers_.empty(); }
@@ -38,7 +39,7 @@ class PendingSends {
   /// Waits until every message was sent or its receivers have departed or died, the group has
   /// failed, or the deadline. `send_queued` sends messages that libfabric did not accept before;
   /// returns true if none remains. The list is empty afterwards.
-  void close(Network& network, const Members& members, Deadline deadline,
+  void close(Network& network, const Membership& membership, Deadline deadline,
              FunctionRef<bool()> send_queued) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Rank and size arithmetic of the algorithms, as pure functions, and the three units of pipelining:
+// How messages are divided, as pure functions, and the three units of pipelining:
 //
 //   chunk   a part of the message that fits a slot of the board or a network message. A pipelined
 //           algorithm works on several chunks at once, one stage after the other.
@@ -8,6 +8,7 @@
 // Example, allreduce of 10 elements over 2 ranks with chunks of 4 elements: chunk 2 is elements
 // 8-9, and rank 1 reduces slice 1 of it, element 9. Sizes are in elements or in bytes, as the
 // caller likes.
+// Thread safety: pure functions.
 #pragma once
 
 #include <algorithm>

@@ -1,9 +1,10 @@
-// The kernels behind pack.h, which describes the formats. Compiled once per instruction set; the
-// rules of reduce_impl.h apply.
+// The kernels behind compress.h, which describes the formats. Compiled once per instruction set;
+// the rules of reduce_impl.h apply.
+// Thread safety: functions without shared state.
 #pragma once
 
+#include "kernels/compress_kernels.h"
 #include "kernels/float_formats.h"
-#include "kernels/pack_kernels.h"
 #include "kernels/vectors.h"
 
 namespace tccl::kernels {
@@ -29,7 +30,7 @@ using Codes = typename CodesOf<T>::Type;
   return float_of(BFloat16::decode_bits(signed_of(__builtin_convertvector(codes, Unsigneds))));
 }
 
-inline void pack_bfloat16(unsigned char* to, const unsigned char* from, std::size_t count) {
+inline void compress_bfloat16(unsigned char* to, const unsigned char* from, std::size_t count) {
   constexpr std::size_t kStep = kLanes<float>;
   for (; count >= kStep; to += 2 * kStep, from += 4 * kStep, count -= kStep)
     store_vector(to, to_bfloat16(load_vector<float>(from)));
@@ -37,7 +38,7 @@ inline void pack_bfloat16(unsigned char* to, const unsigned char* from, std::siz
   copy_small(to, reinterpret_cast<const unsigned char*>(&rest), 2 * count);
 }
 
-inline void unpack_bfloat16(unsigned char* to, const unsigned char* from, std::size_t count) {
+inline void decompress_bfloat16(unsigned char* to, const unsigned char* from, std::size_t count) {
   constexpr std::size_t kStep = kLanes<float>;
   Codes<std::uint16_t> codes;
   for (; count >= kStep; to += 4 * kStep, from += 2 * kStep, count -= kStep) {
@@ -60,7 +61,7 @@ inline constexpr std::size_t kScaleBytes = sizeof(float);
 /// infinity.
 [[gnu::always_inline]] inline std::int32_t largest_magnitude(const unsigned char* block) {
   Ints lanes{};
-  for (std::size_t i = 0; i < kPackBlock; i += kLanes<float>) {
+  for (std::size_t i = 0; i < kCompressionBlock; i += kLanes<float>) {
     const Ints magnitudes = load_vector<std::int32_t>(block + 4 * i) & INT32_MAX;
     lanes = select(magnitudes > lanes, magnitudes, lanes);
   }
@@ -93,23 +94,23 @@ inline float scale_for(std::int32_t largest) {
   return __builtin_convertvector(__builtin_convertvector(halves, Ints), Floats);
 }
 
-inline void pack_block(unsigned char* to, const unsigned char* from) {
+inline void compress_block(unsigned char* to, const unsigned char* from) {
   const float scale = scale_for(largest_magnitude(from));
   std::memcpy(to, &scale, kScaleBytes);
   to += kScaleBytes;
   if (!(scale > 0)) {  // zero or NaN: no division
-    std::memset(to, 0, kPackBlock);
+    std::memset(to, 0, kCompressionBlock);
     return;
   }
-  for (std::size_t i = 0; i < kPackBlock; i += kLanes<float>)
+  for (std::size_t i = 0; i < kCompressionBlock; i += kLanes<float>)
     store_vector(to + i, to_int8(load_vector<float>(from + 4 * i) / scale));
 }
 
-inline void unpack_block(unsigned char* to, const unsigned char* from) {
+inline void decompress_block(unsigned char* to, const unsigned char* from) {
   float scale;
   std::memcpy(&scale, from, kScaleBytes);
   from += kScaleBytes;
-  for (std::size_t i = 0; i < kPackBlock; i += kLanes<float>) {
+  for (std::size_t i = 0; i < kCompressionBlock; i += kLanes<float>) {
     Codes<std::int8_t> codes;
     std::memcpy(&codes, from + i, sizeof(codes));
     store_vector(to + 4 * i, from_int8(codes) * scale);
@@ -118,33 +119,33 @@ inline void unpack_block(unsigned char* to, const unsigned char* from) {
 
 // A short last block is padded with zeros; only its own elements are written.
 
-inline void pack_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
-  for (; count >= kPackBlock; count -= kPackBlock) {
-    pack_block(to, from);
-    to += kScaleBytes + kPackBlock, from += 4 * kPackBlock;
+inline void compress_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
+  for (; count >= kCompressionBlock; count -= kCompressionBlock) {
+    compress_block(to, from);
+    to += kScaleBytes + kCompressionBlock, from += 4 * kCompressionBlock;
   }
   if (count == 0) return;
-  unsigned char values[4 * kPackBlock] = {}, packed[kScaleBytes + kPackBlock];
+  unsigned char values[4 * kCompressionBlock] = {}, compressed[kScaleBytes + kCompressionBlock];
   std::memcpy(values, from, 4 * count);
-  pack_block(packed, values);
-  std::memcpy(to, packed, kScaleBytes + count);
+  compress_block(compressed, values);
+  std::memcpy(to, compressed, kScaleBytes + count);
 }
 
-inline void unpack_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
-  for (; count >= kPackBlock; count -= kPackBlock) {
-    unpack_block(to, from);
-    to += 4 * kPackBlock, from += kScaleBytes + kPackBlock;
+inline void decompress_int8(unsigned char* to, const unsigned char* from, std::size_t count) {
+  for (; count >= kCompressionBlock; count -= kCompressionBlock) {
+    decompress_block(to, from);
+    to += 4 * kCompressionBlock, from += kScaleBytes + kCompressionBlock;
   }
   if (count == 0) return;
-  unsigned char packed[kScaleBytes + kPackBlock] = {}, values[4 * kPackBlock];
-  std::memcpy(packed, from, kScaleBytes + count);
-  unpack_block(values, packed);
+  unsigned char compressed[kScaleBytes + kCompressionBlock] = {}, values[4 * kCompressionBlock];
+  std::memcpy(compressed, from, kScaleBytes + count);
+  decompress_block(values, compressed);
   std::memcpy(to, values, 4 * count);
 }
 
-inline constexpr PackKernels kPackKernels = {
-    .bfloat16 = {pack_bfloat16, unpack_bfloat16},
-    .int8 = {pack_int8, unpack_int8},
+inline constexpr CompressionKernels kCompressionKernels = {
+    .bfloat16 = {compress_bfloat16, decompress_bfloat16},
+    .int8 = {compress_int8, decompress_int8},
 };
 
 }  // namespace

@@ -1,10 +1,11 @@
-// The collectives and messages of the backend, on host memory: translates the calls of
+// The collectives and messages of the backend, on CPU memory: translates the calls of
 // torch.distributed to operations of a tccl::Communicator. Tensors of an accelerator are staged.
 //
-// A synchronous call runs on the calling thread and returns a completed Work. An asynchronous call,
+// A synchronous call runs on the calling thread if the group's queue is idle, and returns a
+// completed Work. An asynchronous call,
 // and every call in a coalescing block, is started, and its Work keeps the tensors alive. Only
-// element counts matter, never shapes. Files: host_backend.cc (life cycle, how a request is run,
-// services), host_backend_reductions.cc, host_backend_copies.cc, host_backend_point_to_point.cc.
+// element counts matter, never shapes. Files: cpu_backend.cc (life cycle, how a request is run,
+// services), cpu_backend_reductions.cc, cpu_backend_copies.cc, cpu_backend_point_to_point.cc.
 //
 // Thread safety: every method may be called from any thread. None needs Python's GIL, though a
 // user's hook or tensor may take it.
@@ -18,14 +19,14 @@
 
 #include "collective_request.h"
 #include "memory.h"
-#include "pending_work.h"
+#include "pending_work_count.h"
 #include "tccl/communicator.h"
 
 namespace torch_ccl {
 
 inline constexpr const char* kBackendName = "ccl";
 
-class HostBackend : public c10d::Backend {
+class CpuBackend : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -45,9 +46,9 @@ class HostBackend : public c10d::Backend {
 
   /// Collective over all ranks: rendezvous through `store`, whose keys belong to this group alone.
   /// `name` appears in messages.
-  HostBackend(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options,
-              std::string name);
-  ~HostBackend() override;
+  CpuBackend(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options,
+             std::string name);
+  ~CpuBackend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
@@ -62,8 +63,8 @@ class HostBackend : public c10d::Backend {
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   /// As allreduce of a dense tensor; float32 is sent between hosts in this format.
-  virtual WorkPtr allreduce_packed(Tensors& tensors, const c10d::AllreduceOptions& options,
-                                   tccl::WireFormat format);
+  virtual WorkPtr allreduce_compressed(Tensors& tensors, const c10d::AllreduceOptions& options,
+                                       tccl::WireFormat format);
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -127,7 +128,7 @@ class HostBackend : public c10d::Backend {
   /// collectives agree on it.
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return communicator_->next_sequence() - 1; }
-  void registerOnCompletionHook(PendingWork::Hook&& hook) override;
+  void registerOnCompletionHook(PendingWorkCount::Hook&& hook) override;
   void waitForPendingWorks() override { pending_work_->wait_until_none(); }
   /// Nothing to do: every Work records its duration.
   void enableCollectivesTiming() override {}
@@ -159,7 +160,7 @@ class HostBackend : public c10d::Backend {
   GroupInfo group_;
   const std::shared_ptr<tccl::Communicator> communicator_;
   const std::size_t staging_bytes_;  // of a chunk
-  const std::shared_ptr<PendingWork> pending_work_ = std::make_shared<PendingWork>();
+  const std::shared_ptr<PendingWorkCount> pending_work_ = std::make_shared<PendingWorkCount>();
   std::atomic<std::chrono::milliseconds> timeout_;    // relaxed: no other data depends on it
   std::atomic<std::uint32_t> monitored_barriers_{0};  // relaxed: only counts
 };

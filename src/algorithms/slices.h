@@ -1,23 +1,24 @@
 // The slices of a pipelined reduction: their offsets and sizes, and the copy-in stage that
-// allreduce and reduce share. patterns.h defines chunk, slice and share.
+// allreduce and reduce share. partition.h defines chunk, slice and share.
 //
 //   const Slices slices(count, element_bytes, chunk_elements, slices_per_chunk);
-//   const Slice slice = slices.at(chunk, rank);   // slice.in_chunk: offset in the slot
-//                                                 // slice.in_message: offset in the tensor
+//   const Slice slice = slices.at(chunk, rank);   // slice.chunk_offset: offset in the slot
+//                                                 // slice.message_offset: offset in the tensor
+// Thread safety: Slices is a value; the rest: one operation, on one thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/task.h"
 
 namespace tccl {
 
 /// All in bytes.
 struct Slice {
-  std::size_t in_message;  // offset in the whole message
-  std::size_t in_chunk;    // offset in its chunk, and so in a slot
+  std::size_t message_offset;  // offset in the whole message
+  std::size_t chunk_offset;    // offset in its chunk, and so in a slot
   std::size_t bytes;
   friend constexpr bool operator==(const Slice&, const Slice&) = default;
 };
@@ -70,7 +71,7 @@ inline void copy_in(const CollectiveTask& task, const Slices& slices, std::uint3
   for (std::size_t index = 0; index < slices.per_chunk(); ++index) {
     if (index == own) continue;
     const Slice slice = slices.at(chunk, index);
-    task.copy(slot + slice.in_chunk, task.in() + slice.in_message, slice.bytes);
+    task.copy(slot + slice.chunk_offset, task.in() + slice.message_offset, slice.bytes);
   }
 }
 
@@ -91,7 +92,7 @@ class BlockChunks {
     return chunk_range(task_.input_for(rank).size(), chunk_bytes_, step);
   }
   /// Where the chunk for `rank` starts in a slot.
-  [[nodiscard]] std::size_t in_slot(int rank) const {
+  [[nodiscard]] std::size_t slot_offset(int rank) const {
     return static_cast<std::size_t>(rank) * chunk_bytes_;
   }
   /// Where it starts in this rank's input.
@@ -102,7 +103,8 @@ class BlockChunks {
   /// Copies the chunks of all ranks except `own` into the slot.
   void copy_in(std::byte* slot, std::uint32_t step, int own = kNoRank) const {
     for (int rank = 0; rank < ranks_; ++rank)
-      if (rank != own) task_.copy(slot + in_slot(rank), input(rank, step), range(rank, step).count);
+      if (rank != own)
+        task_.copy(slot + slot_offset(rank), input(rank, step), range(rank, step).count);
   }
 
  private:

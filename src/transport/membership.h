@@ -1,9 +1,9 @@
-// Members: all ranks of a group, on this host and on others: who they are, whether they are alive,
-// and how a failure of the group reaches all of them.
+// Membership: what one rank knows about all ranks of its group, on this host and on others: who
+// they are, whether they are alive, and how a failure of the group reaches all of them.
 //
-// On this host LocalMembers (shared memory) answers. Between hosts, processes send notices over the
-// control connections:
-//   opened    this rank begins to exchange messages with that rank
+// On this host LocalMembership (shared memory) answers. Between hosts, processes send notices over
+// the control connections:
+//   subscribe this rank will exchange messages with that rank and needs its notices
 //   failed    the group has failed, and why
 //   departed  this rank has left the group, and how many messages it had sent
 //   wake      messages are waiting: wakes the receiver's progress thread
@@ -21,24 +21,25 @@
 #include "health/control_plane.h"
 #include "health/local_process.h"
 #include "topology/host_map.h"
-#include "transport/local_members.h"
+#include "transport/local_membership.h"
 
 namespace tccl {
 
 /// Kinds of Notice.
-enum class GroupNotice : std::uint32_t { opened = 1, failed = 2, departed = 3, wake = 4 };
+enum class GroupNotice : std::uint32_t { subscribe = 1, failed = 2, departed = 3, wake = 4 };
 
-/// Messages of a group between two hosts are counted by kind, in both directions.
-enum class Traffic : std::uint8_t { collective, point_to_point };
+/// The two kinds of messages between hosts. Each is counted, so that a receiver knows after a
+/// departure whether more can come.
+enum class TrafficKind : std::uint8_t { collective, point_to_point };
 
-class Members {
+class Membership {
  public:
   /// By rank; null for ranks of this host.
   using Peers = std::vector<std::shared_ptr<RemoteProcess>>;
 
   /// `peers` and `control` are needed only for a group over several hosts.
-  Members(std::shared_ptr<LocalMembers> local, HostMap host_map, const Peers& peers,
-          ControlPlane* control);
+  Membership(std::shared_ptr<LocalMembership> local, HostMap host_map, const Peers& peers,
+             ControlPlane* control);
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return host_map_.ranks(); }
@@ -48,8 +49,8 @@ class Members {
   [[nodiscard]] bool is_local(int rank) const { return host_map_.same_host(rank, rank_); }
   [[nodiscard]] bool over_several_hosts() const noexcept { return host_map_.hosts() > 1; }
   /// The process of a rank of another host.
-  [[nodiscard]] const std::shared_ptr<RemoteProcess>& peer(int rank) const {
-    return remote(rank).peer;
+  [[nodiscard]] const std::shared_ptr<RemoteProcess>& process(int rank) const {
+    return remote(rank).process;
   }
 
   /// "rank 3 (host b, pid 4711)"
@@ -62,7 +63,7 @@ class Members {
   [[nodiscard]] std::chrono::milliseconds stalled_after(int rank) const {
     return is_local(rank) ? kStalledAfter : std::chrono::milliseconds(2000);
   }
-  /// The error of `operation`, which needs a rank that has died or departed.
+  /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 
   // --- failure of the group ---
@@ -72,64 +73,65 @@ class Members {
   Error fail(const Error& reason) noexcept;
   /// Sends the `failed` notices if the group has failed and they were not sent yet: another rank of
   /// this host may have marked the group while this rank was computing.
-  void spread_failure() noexcept;
+  void propagate_failure() noexcept;
 
   // --- traffic with other hosts ---
-  /// Call before any message to or from that rank: from then on both ranks send each other notices.
-  void open_traffic(int rank) {
-    if (!remote(rank).traffic_open.load(std::memory_order_relaxed)) open_traffic_first(rank);
+  /// Call before any message to or from that rank: subscribes to its notices, and it to ours.
+  void subscribe(int rank) {
+    if (!remote(rank).subscribed.load(std::memory_order_relaxed)) subscribe_first(rank);
   }
-  void count_sent(int rank, Traffic traffic) {
+  void count_sent(int rank, TrafficKind traffic) {
     remote(rank).sent.of(traffic).fetch_add(1, std::memory_order_relaxed);
   }
-  /// Whether message `sequence` (from 0) can no longer arrive because that rank has departed. A
-  /// process that departed without an `opened` notice of this group has sent no message.
-  [[nodiscard]] bool cannot_arrive(int rank, Traffic traffic,
-                                   std::uint64_t sequence) const noexcept;
+  /// Whether that rank's message `message_number` (from 0) can no longer arrive because it has
+  /// departed. A process that departed without a `subscribe` notice of this group has sent none.
+  [[nodiscard]] bool cannot_arrive(int rank, TrafficKind traffic,
+                                   std::uint64_t message_number) const noexcept;
   void wake_progress_thread(int rank) noexcept;
   /// Handles a notice from another host.
   void handle_notice(const RemoteProcess& from, const Notice& notice) noexcept;
   /// Sends the `departed` notices. Nothing is sent or handled afterwards. Returns the notice for
-  /// ranks that open traffic later.
+  /// ranks that subscribe later.
   Notice depart() noexcept;
 
  private:
   struct Counters {
     std::atomic<std::uint64_t> collective{0};
     std::atomic<std::uint64_t> point_to_point{0};
-    std::atomic<std::uint64_t>& of(Traffic traffic) {
-      return traffic == Traffic::collective ? collective : point_to_point;
+    std::atomic<std::uint64_t>& of(TrafficKind traffic) {
+      return traffic == TrafficKind::collective ? collective : point_to_point;
     }
   };
   struct RemoteState {
-    std::shared_ptr<RemoteProcess> peer;
-    std::atomic<bool> traffic_open{false};  // set under mutex_; relaxed: read as a hint without it
-    Counters sent;                          // relaxed: read by this process only
-    Counters sent_before_departure;         // published by `departed`
-    std::atomic<bool> departed{false};
+    std::shared_ptr<RemoteProcess> process;
+    /// Both ways. Set under mutex_; relaxed: read as a hint without it.
+    std::atomic<bool> subscribed{false};
+    Counters sent;                      // relaxed: read by this process only
+    Counters sent_before_departure;     // published by `departed`
+    std::atomic<bool> departed{false};  // handle_departed() releases; see state_of()
   };
   [[nodiscard]] RemoteState& remote(int rank) const {
     return *remotes_[static_cast<std::size_t>(rank)];
   }
-  void open_traffic_first(int rank);
+  void subscribe_first(int rank);
   [[nodiscard]] int local_rank(int rank) const { return host_map_.local_rank(rank); }
   void send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
   void send_failed(RemoteState& to) const noexcept;
   void send_departure(RemoteState& to) const noexcept;
-  void handle_opened(RemoteState& other) noexcept;
+  void handle_subscribe(RemoteState& other) noexcept;
   void handle_failed(const std::string& text) noexcept;
   static void handle_departed(RemoteState& other, const std::string& text) noexcept;
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
   [[nodiscard]] std::string unreachable_hosts() const;
 
-  std::shared_ptr<LocalMembers> local_;
+  std::shared_ptr<LocalMembership> local_;
   std::uint64_t group_uid_;
   HostMap host_map_;
   int rank_;
   std::vector<std::unique_ptr<RemoteState>> remotes_;
   ControlPlane* control_;
-  mutable std::mutex mutex_;  // guards what follows, and the setting of RemoteState::traffic_open
-  bool failure_is_sent_ = false;  // to all ranks with open traffic
+  mutable std::mutex mutex_;      // guards what follows, and the setting of RemoteState::subscribed
+  bool failure_is_sent_ = false;  // to all subscribed ranks
   bool has_departed_ = false;
   Notice departure_notice_;  // valid once has_departed_
 };

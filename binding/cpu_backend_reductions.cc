@@ -1,5 +1,5 @@
 // allreduce, reduce and reduce_scatter.
-#include "host_backend.h"
+#include "cpu_backend.h"
 
 #include "sparse.h"
 
@@ -51,40 +51,39 @@ void add_reduce_scatter(CollectiveRequest& request, const at::Tensor& output,
 
 }  // namespace
 
-HostBackend::WorkPtr HostBackend::allreduce(Tensors& tensors,
-                                            const c10d::AllreduceOptions& options) {
+CpuBackend::WorkPtr CpuBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   CollectiveRequest request(kAllreduce, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   if (tensor.defined() && tensor.layout() == at::kSparse)
-    return HostBackend::allreduce_sparse(tensors, options);
+    return CpuBackend::allreduce_sparse(tensors, options);
   add_allreduce(request, tensor, options.reduceOp);
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::allreduce_packed(Tensors& tensors,
-                                                   const c10d::AllreduceOptions& options,
-                                                   tccl::WireFormat format) {
+CpuBackend::WorkPtr CpuBackend::allreduce_compressed(Tensors& tensors,
+                                                     const c10d::AllreduceOptions& options,
+                                                     tccl::WireFormat format) {
   CollectiveRequest request(kAllreduce, group_);
   add_allreduce(request, request.single_entry(tensors, "tensors"), options.reduceOp, format);
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::allreduce_coalesced(
+CpuBackend::WorkPtr CpuBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   CollectiveRequest request(kAllreduceCoalesced, group_);
   for (const at::Tensor& tensor : tensors) add_allreduce(request, tensor, options.reduceOp);
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::allreduce_sparse(Tensors& tensors,
-                                                   const c10d::AllreduceOptions& options) {
+CpuBackend::WorkPtr CpuBackend::allreduce_sparse(Tensors& tensors,
+                                                 const c10d::AllreduceOptions& options) {
   CollectiveRequest request(kAllreduceSparse, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   add_sparse_allreduce(request, tensor, options.reduceOp);
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+CpuBackend::WorkPtr CpuBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   CollectiveRequest request(kReduce, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
   request.check_rank(options.rootRank, "root");
@@ -99,8 +98,8 @@ HostBackend::WorkPtr HostBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                 const c10d::ReduceScatterOptions& options) {
+CpuBackend::WorkPtr CpuBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                               const c10d::ReduceScatterOptions& options) {
   CollectiveRequest request(kReduceScatter, group_);
   const at::Tensor& output = request.single_entry(outputs, "output");
   const Tensors& input = request.single_entry(inputs, "input_list");
@@ -118,14 +117,14 @@ HostBackend::WorkPtr HostBackend::reduce_scatter(Tensors& outputs, std::vector<T
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                       const c10d::ReduceScatterOptions& options) {
+CpuBackend::WorkPtr CpuBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                     const c10d::ReduceScatterOptions& options) {
   CollectiveRequest request(kReduceScatterBase, group_);
   add_reduce_scatter(request, output, input, options.reduceOp);
   return run_request(std::move(request), options);
 }
 
-HostBackend::WorkPtr HostBackend::reduce_scatter_tensor_coalesced(
+CpuBackend::WorkPtr CpuBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   CollectiveRequest request(kReduceScatterTensorCoalesced, group_);
   request.check_same_length(outputs, inputs);

@@ -1,4 +1,4 @@
-// Heap: memory for tensors in the arena, which every rank of this host has mapped, so that
+// TensorHeap: memory for tensors in the arena, which every rank of this host has mapped, so that
 // collectives on them need no copy into slots (Context::allocate).
 //
 //   std::shared_ptr<void> tensor = heap.allocate(bytes);
@@ -21,9 +21,9 @@
 
 namespace tccl::shm {
 
-class Heap : public std::enable_shared_from_this<Heap> {
+class TensorHeap : public std::enable_shared_from_this<TensorHeap> {
  public:
-  explicit Heap(std::shared_ptr<Arena> arena);
+  explicit TensorHeap(std::shared_ptr<Arena> arena);
 
   /// Page-aligned, contents undefined. Freed with the last owner, which may outlive the context.
   /// Throws Error{system} if there is no room.

@@ -1,4 +1,4 @@
-#include "transport/ofi/pending_sends.h"
+#include "transport/ofi/sends_in_flight.h"
 
 #include <algorithm>
 
@@ -11,23 +11,23 @@ namespace {
 /// Between two polls of close().
 constexpr std::chrono::milliseconds kClosePollInterval{1};
 
-bool no_receiver_is_alive(const MessageBuffer& buffer, const Members& members) {
+bool no_receiver_is_alive(const MessageBuffer& buffer, const Membership& membership) {
   return std::ranges::all_of(buffer.sends(), [&](const MessageBuffer::Send& send) {
-    return members.state_of(send.to) != PeerState::alive;
+    return membership.state_of(send.to) != PeerState::alive;
   });
 }
 
 /// Of a message that was sent or failed.
-std::optional<PendingSends::SendError> error_of(const MessageBuffer& buffer) {
+std::optional<SendsInFlight::SendError> error_of(const MessageBuffer& buffer) {
   for (const auto& [to, request] : buffer.sends())
     if (request->error() != 0)
-      return PendingSends::SendError{to, library().strerror(request->error())};
+      return SendsInFlight::SendError{to, library().strerror(request->error())};
   return std::nullopt;
 }
 
 }  // namespace
 
-std::optional<PendingSends::SendError> PendingSends::remove_completed() {
+std::optional<SendsInFlight::SendError> SendsInFlight::remove_completed() {
   std::optional<SendError> first_error;
   std::erase_if(buffers_, [&](const auto& buffer) {
     if (!buffer->is_idle()) return false;
@@ -37,7 +37,7 @@ std::optional<PendingSends::SendError> PendingSends::remove_completed() {
   return first_error;
 }
 
-std::optional<PendingSends::SendError> PendingSends::remove_completed_in_order() {
+std::optional<SendsInFlight::SendError> SendsInFlight::remove_completed_in_order() {
   std::optional<SendError> first_error;
   while (!buffers_.empty() && buffers_.front()->is_idle()) {
     if (!first_error) first_error = error_of(*buffers_.front());
@@ -46,13 +46,13 @@ std::optional<PendingSends::SendError> PendingSends::remove_completed_in_order()
   return first_error;
 }
 
-void PendingSends::close(Network& network, const Members& members, Deadline deadline,
-                         FunctionRef<bool()> send_queued) noexcept {
+void SendsInFlight::close(Network& network, const Membership& membership, Deadline deadline,
+                          FunctionRef<bool()> send_queued) noexcept {
   try {
-    while ((!send_queued() || !empty()) && !members.failed() && Clock::now() < deadline) {
+    while ((!send_queued() || !empty()) && !membership.failed() && Clock::now() < deadline) {
       network.progress();
       std::erase_if(buffers_, [&](const auto& buffer) {
-        return buffer->is_idle() || no_receiver_is_alive(*buffer, members);
+        return buffer->is_idle() || no_receiver_is_alive(*buffer, membership);
       });
       network.endpoint().sleep(empty() ? std::chrono::milliseconds(0) : kClosePollInterval);
     }

@@ -1,4 +1,4 @@
-#include "transport/members.h"
+#include "transport/membership.h"
 
 #include <algorithm>
 #include <cstring>
@@ -38,30 +38,30 @@ struct SentCounts {
 
 }  // namespace
 
-Members::Members(std::shared_ptr<LocalMembers> local, HostMap host_map, const Peers& peers,
-                 ControlPlane* control)
+Membership::Membership(std::shared_ptr<LocalMembership> local, HostMap host_map, const Peers& peers,
+                       ControlPlane* control)
     : local_(std::move(local)),
       group_uid_(local_->group_uid()),
       host_map_(std::move(host_map)),
-      rank_(local_->global_rank(local_->rank())),
+      rank_(local_->global_rank(local_->local_rank())),
       control_(control) {
   for (const auto& peer : peers) {
     remotes_.push_back(std::make_unique<RemoteState>());
-    remotes_.back()->peer = peer;
+    remotes_.back()->process = peer;
   }
 }
 
-std::string Members::who(int rank) const {
+std::string Membership::who(int rank) const {
   if (is_local(rank)) return local_->who(local_rank(rank));
-  return formatted("rank {} ({})", rank, peer(rank)->where());
+  return formatted("rank {} ({})", rank, process(rank)->where());
 }
 
-PeerState Members::state_of(int rank) const noexcept {
+PeerState Membership::state_of(int rank) const noexcept {
   if (is_local(rank)) return local_->state_of(local_rank(rank));
   const RemoteState& other = remote(rank);
-  if (other.departed.load(std::memory_order_acquire))
-    return PeerState::departed;  // pairs with handle_departed()
-  switch (other.peer->state()) {
+  // acquire: pairs with handle_departed()
+  if (other.departed.load(std::memory_order_acquire)) return PeerState::departed;
+  switch (other.process->state()) {
     case RemoteProcess::State::alive:
       return PeerState::alive;
     case RemoteProcess::State::departed:
@@ -71,26 +71,26 @@ PeerState Members::state_of(int rank) const noexcept {
   }
 }
 
-std::uint32_t Members::liveness_counter(int rank) const noexcept {
+std::uint32_t Membership::liveness_counter(int rank) const noexcept {
   if (is_local(rank)) return local_->liveness_counter(local_rank(rank));
   // The time at which the process was last heard of, in tenths of a second.
-  const auto last = Clock::now() - peer(rank)->silence();
+  const auto last = Clock::now() - process(rank)->silence();
   return static_cast<std::uint32_t>(last.time_since_epoch() / std::chrono::milliseconds(100));
 }
 
-std::string Members::unreachable_hosts() const {
+std::string Membership::unreachable_hosts() const {
   std::set<std::string> hosts;
   for (const auto& other : remotes_)
-    if (other->peer && other->peer->state() == RemoteProcess::State::unreachable)
-      hosts.insert(other->peer->identity().host);
+    if (other->process && other->process->state() == RemoteProcess::State::unreachable)
+      hosts.insert(other->process->identity().host);
   std::string text = hosts.size() == 1 ? "" : "s";  // of "host"
   for (const std::string& host : hosts) text += (host == *hosts.begin() ? " " : ", ") + host;
   return text;
 }
 
-Error Members::peer_lost_error(int rank, const std::string& operation) const {
+Error Membership::peer_lost_error(int rank, const std::string& operation) const {
   if (is_local(rank)) return local_->peer_lost_error(local_rank(rank), operation);
-  switch (peer(rank)->state()) {
+  switch (process(rank)->state()) {
     case RemoteProcess::State::unreachable:
       return {Errc::peer_lost,
               formatted("{} cannot be reached during {}: {} has no answer from host{}", who(rank),
@@ -105,59 +105,61 @@ Error Members::peer_lost_error(int rank, const std::string& operation) const {
   }
 }
 
-Error Members::fail(const Error& reason) noexcept {
+Error Membership::fail(const Error& reason) noexcept {
   const Error first = local_->fail(reason);
-  spread_failure();
+  propagate_failure();
   return first;
 }
 
-void Members::spread_failure() noexcept {
+void Membership::propagate_failure() noexcept {
   const std::lock_guard lock(mutex_);
   if (has_departed_ || failure_is_sent_ || !local_->failed()) return;
   failure_is_sent_ = true;
   for (const auto& other : remotes_)
-    if (other->traffic_open.load(std::memory_order_relaxed)) send_failed(*other);
+    if (other->subscribed.load(std::memory_order_relaxed)) send_failed(*other);
 }
 
-void Members::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
-  control_->send_notice(to.peer, {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
+void Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
+  control_->send_notice(to.process,
+                        {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
 }
 
-void Members::send_failed(RemoteState& to) const noexcept {
+void Membership::send_failed(RemoteState& to) const noexcept {
   send_notice(to, GroupNotice::failed, encoded(local_->failure()));
 }
 
-void Members::open_traffic_first(int rank) {
+void Membership::subscribe_first(int rank) {
   RemoteState& other = remote(rank);
   const std::lock_guard lock(mutex_);
-  if (has_departed_ || other.traffic_open.exchange(true, std::memory_order_relaxed)) return;
-  send_notice(other, GroupNotice::opened, {});
+  if (has_departed_ || other.subscribed.exchange(true, std::memory_order_relaxed)) return;
+  send_notice(other, GroupNotice::subscribe, {});
 }
 
-bool Members::cannot_arrive(int rank, Traffic traffic, std::uint64_t sequence) const noexcept {
+bool Membership::cannot_arrive(int rank, TrafficKind traffic,
+                               std::uint64_t message_number) const noexcept {
   RemoteState& other = remote(rank);
-  const bool process_departed = other.peer->state() == RemoteProcess::State::departed;
-  if (!other.departed.load(std::memory_order_acquire))
-    return process_departed;  // pairs with handle_departed()
-  return sequence >= other.sent_before_departure.of(traffic).load(std::memory_order_relaxed);
+  const bool process_departed = other.process->state() == RemoteProcess::State::departed;
+  // acquire: pairs with handle_departed()
+  if (!other.departed.load(std::memory_order_acquire)) return process_departed;
+  return message_number >= other.sent_before_departure.of(traffic).load(std::memory_order_relaxed);
 }
 
-void Members::wake_progress_thread(int rank) noexcept {
+void Membership::wake_progress_thread(int rank) noexcept {
   send_notice(remote(rank), GroupNotice::wake, {});
 }
 
-std::vector<Members::RemoteState*> Members::states_of(const RemoteProcess& peer) const {
+std::vector<Membership::RemoteState*> Membership::states_of(const RemoteProcess& peer) const {
   std::vector<RemoteState*> states;
   for (const auto& other : remotes_)
-    if (other->peer.get() == &peer) states.push_back(other.get());
+    if (other->process.get() == &peer) states.push_back(other.get());
   return states;
 }
 
-void Members::handle_notice(const RemoteProcess& from, const Notice& notice) noexcept {
+void Membership::handle_notice(const RemoteProcess& from, const Notice& notice) noexcept {
   for (RemoteState* other : states_of(from)) {
     switch (static_cast<GroupNotice>(notice.kind)) {
-      case GroupNotice::opened:
-        handle_opened(*other);
+      case GroupNotice::subscribe:
+        handle_subscribe(*other);
         break;
       case GroupNotice::failed:
         handle_failed(notice.text);
@@ -171,16 +173,16 @@ void Members::handle_notice(const RemoteProcess& from, const Notice& notice) noe
   }
 }
 
-void Members::handle_opened(RemoteState& other) noexcept {
+void Membership::handle_subscribe(RemoteState& other) noexcept {
   const std::lock_guard lock(mutex_);
-  const bool is_new = !other.traffic_open.exchange(true, std::memory_order_relaxed);
+  const bool is_new = !other.subscribed.exchange(true, std::memory_order_relaxed);
   if (has_departed_ && is_new)
     send_departure(other);
   else if (!has_departed_ && local_->failed())
     send_failed(other);
 }
 
-void Members::handle_failed(const std::string& text) noexcept {
+void Membership::handle_failed(const std::string& text) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (has_departed_) return;
@@ -188,7 +190,7 @@ void Members::handle_failed(const std::string& text) noexcept {
   fail(decoded(text));
 }
 
-void Members::handle_departed(RemoteState& other, const std::string& text) noexcept {
+void Membership::handle_departed(RemoteState& other, const std::string& text) noexcept {
   if (other.departed.load(std::memory_order_relaxed)) return;  // only the first counts are right
   SentCounts counts{};
   std::memcpy(&counts, text.data(), std::min(text.size(), sizeof counts));
@@ -198,7 +200,7 @@ void Members::handle_departed(RemoteState& other, const std::string& text) noexc
   other.departed.store(true, std::memory_order_release);  // pairs with cannot_arrive(), state_of()
 }
 
-Notice Members::depart() noexcept {
+Notice Membership::depart() noexcept {
   const std::lock_guard lock(mutex_);
   if (std::exchange(has_departed_, true)) return departure_notice_;
   departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::departed), {}};
@@ -206,15 +208,15 @@ Notice Members::depart() noexcept {
     departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::failed),
                          encoded(failure())};
   for (const auto& other : remotes_)
-    if (other->traffic_open.load(std::memory_order_relaxed)) send_departure(*other);
+    if (other->subscribed.load(std::memory_order_relaxed)) send_departure(*other);
   return departure_notice_;
 }
 
 /// A rank that leaves a failed group sends the failure first: the peer must not take it for a rank
-/// that departed in good order.
-void Members::send_departure(RemoteState& to) const noexcept {
+/// that departed cleanly.
+void Membership::send_departure(RemoteState& to) const noexcept {
   if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
-    control_->send_notice(to.peer, departure_notice_);
+    control_->send_notice(to.process, departure_notice_);
   const SentCounts counts{to.sent.collective.load(std::memory_order_relaxed),
                           to.sent.point_to_point.load(std::memory_order_relaxed)};
   send_notice(to, GroupNotice::departed,

@@ -1,4 +1,5 @@
-// Allreduce and barrier over hosts for small messages: an all-to-all among one leader per host.
+// Allreduce and barrier over hosts for small messages: an all-gather of the hosts' sums among one
+// leader per host.
 //
 // A chunk takes two board steps:
 //   step 0   the leader reduces the inputs of its host's ranks and sends the sum to all leaders
@@ -7,7 +8,7 @@
 // So the latency is that of one message. Every host computes the same sums in the same order.
 #include "algorithms/float32_accumulation.h"
 #include "algorithms/host_sums.h"
-#include "algorithms/patterns.h"
+#include "algorithms/partition.h"
 #include "algorithms/publish.h"
 #include "algorithms/registry.h"
 
@@ -25,13 +26,13 @@ std::vector<int> other_leaders(const NetworkChannel& channel) {
   return ranks;
 }
 
-class LeaderAlltoall {
+class LeaderAllgather {
  public:
-  LeaderAlltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task)
+  LeaderAllgather(Board& board, NetworkChannel& channel, const CollectiveTask& task)
       : board_(board),
         channel_(channel),
         task_(task),
-        sums_(channel, task, WireFormat::uncompressed),  // only the rails algorithms pack
+        sums_(channel, task, WireFormat::uncompressed),  // only the rails algorithms compress
         other_leaders_(other_leaders(channel)) {}
 
   void run() {
@@ -40,8 +41,8 @@ class LeaderAlltoall {
     const std::uint32_t chunks = steps_for(task_.bytes(), chunk_bytes);
     for (std::uint32_t index = 0; index < chunks; ++index) {
       const Range chunk = chunk_range(task_.bytes(), chunk_bytes, index);
-      board_.rank() == kLeaderLocalRank ? run_leader(chunk, 2 * index)
-                                        : run_follower(chunk, 2 * index);
+      board_.local_rank() == kLeaderLocalRank ? run_leader(chunk, 2 * index)
+                                              : run_follower(chunk, 2 * index);
     }
   }
 
@@ -85,14 +86,14 @@ class LeaderAlltoall {
 
 }  // namespace
 
-void allreduce_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
+void allreduce_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
   accumulate_in_float32(task, /*has_output=*/true, [&](const CollectiveTask& accumulated) {
-    LeaderAlltoall(board, channel, accumulated).run();
+    LeaderAllgather(board, channel, accumulated).run();
   });
 }
 
-void barrier_leader_alltoall(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
-  LeaderAlltoall(board, channel, task).run();
+void barrier_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task) {
+  LeaderAllgather(board, channel, task).run();
 }
 
 }  // namespace tccl

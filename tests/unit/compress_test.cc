@@ -1,6 +1,6 @@
-// Packed formats x counts x kinds of values, every variant of the kernels against plain loops
-// written from the description in pack.h, which share no code with the kernels.
-#include "kernels/pack.h"
+// Compressed formats x counts x kinds of values, every variant of the kernels against plain loops
+// written from the description in compress.h, which share no code with the kernels.
+#include "kernels/compress.h"
 
 #include <gtest/gtest.h>
 #if defined(__SSE__)
@@ -88,24 +88,24 @@ float expected_scale(const float* block, std::size_t count) {
   return std::max(truncated_to_17_bits(largest / 127), kSmallestNormal);
 }
 
-void append_expected_block(Bytes& packed, const float* block, std::size_t count) {
+void append_expected_block(Bytes& compressed, const float* block, std::size_t count) {
   const float scale = expected_scale(block, count);
-  append(packed, scale);
+  append(compressed, scale);
   for (std::size_t i = 0; i < count; ++i)
-    append(packed, static_cast<std::int8_t>(scale > 0 ? std::nearbyint(block[i] / scale) : 0));
+    append(compressed, static_cast<std::int8_t>(scale > 0 ? std::nearbyint(block[i] / scale) : 0));
 }
 
-Bytes expected_packed(const Values& values, WireFormat format) {
-  Bytes packed;
+Bytes expected_compressed(const Values& values, WireFormat format) {
+  Bytes compressed;
   if (format == WireFormat::uncompressed)
-    for (const float value : values) append(packed, value);
+    for (const float value : values) append(compressed, value);
   if (format == WireFormat::bfloat16)
-    for (const float value : values) append(packed, expected_bfloat16(value));
+    for (const float value : values) append(compressed, expected_bfloat16(value));
   if (format == WireFormat::int8)
     for (std::size_t begin = 0; begin < values.size(); begin += 128)
-      append_expected_block(packed, &values[begin],
+      append_expected_block(compressed, &values[begin],
                             std::min<std::size_t>(128, values.size() - begin));
-  return packed;
+  return compressed;
 }
 
 template <typename T>
@@ -115,17 +115,17 @@ T read(const Bytes& bytes, std::size_t offset) {
   return value;
 }
 
-float expected_element(const Bytes& packed, std::size_t i, WireFormat format) {
-  if (format == WireFormat::uncompressed) return read<float>(packed, 4 * i);
+float expected_element(const Bytes& compressed, std::size_t i, WireFormat format) {
+  if (format == WireFormat::uncompressed) return read<float>(compressed, 4 * i);
   if (format == WireFormat::bfloat16)
-    return static_cast<float>(value_of_bfloat16(read<std::uint16_t>(packed, 2 * i)));
+    return static_cast<float>(value_of_bfloat16(read<std::uint16_t>(compressed, 2 * i)));
   const std::size_t block = i / 128 * 132;
-  return read<std::int8_t>(packed, block + 4 + i % 128) * read<float>(packed, block);
+  return read<std::int8_t>(compressed, block + 4 + i % 128) * read<float>(compressed, block);
 }
 
-Bytes expected_unpacked(const Bytes& packed, std::size_t count, WireFormat format) {
+Bytes expected_decompressed(const Bytes& compressed, std::size_t count, WireFormat format) {
   Bytes values;
-  for (std::size_t i = 0; i < count; ++i) append(values, expected_element(packed, i, format));
+  for (std::size_t i = 0; i < count; ++i) append(values, expected_element(compressed, i, format));
   return values;
 }
 
@@ -223,34 +223,37 @@ class Buffer {
   Bytes bytes_;
 };
 
-const kernels::PackKernel& pack_kernel_for(const kernels::Variant& variant, WireFormat format) {
-  return format == WireFormat::int8 ? variant.pack_kernels->int8 : variant.pack_kernels->bfloat16;
+const kernels::CompressionKernel& compression_kernel_for(const kernels::Variant& variant,
+                                                         WireFormat format) {
+  return format == WireFormat::int8 ? variant.compression_kernels->int8
+                                    : variant.compression_kernels->bfloat16;
 }
 
-Bytes packed_by(const kernels::Variant& variant, const Values& values, WireFormat format) {
-  Buffer from(values.data(), 4 * values.size()), to(kernels::packed_bytes(format, values.size()));
-  pack_kernel_for(variant, format).pack(to.data(), from.data(), values.size());
+Bytes compressed_by(const kernels::Variant& variant, const Values& values, WireFormat format) {
+  Buffer from(values.data(), 4 * values.size()),
+      to(kernels::compressed_bytes(format, values.size()));
+  compression_kernel_for(variant, format).compress(to.data(), from.data(), values.size());
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
 
-Bytes unpacked_by(const kernels::Variant& variant, const Bytes& packed, std::size_t count,
-                  WireFormat format) {
-  Buffer from(packed.data(), packed.size()), to(4 * count);
-  pack_kernel_for(variant, format).unpack(to.data(), from.data(), count);
+Bytes decompressed_by(const kernels::Variant& variant, const Bytes& compressed, std::size_t count,
+                      WireFormat format) {
+  Buffer from(compressed.data(), compressed.size()), to(4 * count);
+  compression_kernel_for(variant, format).decompress(to.data(), from.data(), count);
   EXPECT_TRUE(to.margins_intact());
   return to.contents();
 }
 
-Bytes pack(const Values& values, WireFormat format) {
-  Bytes packed(kernels::packed_bytes(format, values.size()));
-  kernels::pack(packed.data(), values.data(), values.size(), format);
-  return packed;
+Bytes compress(const Values& values, WireFormat format) {
+  Bytes compressed(kernels::compressed_bytes(format, values.size()));
+  kernels::compress(compressed.data(), values.data(), values.size(), format);
+  return compressed;
 }
 
-Values unpack(const Bytes& packed, std::size_t count, WireFormat format) {
+Values decompress(const Bytes& compressed, std::size_t count, WireFormat format) {
   Values values(count);
-  kernels::unpack(values.data(), packed.data(), count, format);
+  kernels::decompress(values.data(), compressed.data(), count, format);
   return values;
 }
 
@@ -261,7 +264,7 @@ Bytes bytes_of(const Values& values) {
 }
 
 /// Every count and kind of values of one format.
-class Packing : public testing::TestWithParam<Format> {
+class Compression : public testing::TestWithParam<Format> {
  protected:
   template <typename Body>
   static void for_each(const Body& body) {
@@ -276,65 +279,66 @@ class Packing : public testing::TestWithParam<Format> {
   static WireFormat format() { return GetParam().wire; }
 };
 
-TEST_P(Packing, MatchesTheDescription) {
+TEST_P(Compression, MatchesTheDescription) {
   for_each([](const Values& values) {
-    const Bytes packed = expected_packed(values, format());
-    const Values unpacked = unpack(packed, values.size(), format());
-    EXPECT_EQ(pack(values, format()), packed);
-    EXPECT_EQ(bytes_of(unpacked), expected_unpacked(packed, values.size(), format()));
+    const Bytes compressed = expected_compressed(values, format());
+    const Values decompressed = decompress(compressed, values.size(), format());
+    EXPECT_EQ(compress(values, format()), compressed);
+    EXPECT_EQ(bytes_of(decompressed), expected_decompressed(compressed, values.size(), format()));
   });
 }
 
-TEST_P(Packing, HasTheSameBytesInEveryVariant) {
+TEST_P(Compression, HasTheSameBytesInEveryVariant) {
   if (format() == WireFormat::uncompressed) return;  // a copy
   for_each([](const Values& values) {
-    const Bytes packed = expected_packed(values, format());
-    const Bytes unpacked = expected_unpacked(packed, values.size(), format());
+    const Bytes compressed = expected_compressed(values, format());
+    const Bytes decompressed = expected_decompressed(compressed, values.size(), format());
     for (const kernels::Variant& variant : kernels::variants()) {
       if (!variant.usable()) continue;
-      EXPECT_EQ(packed_by(variant, values, format()), packed) << variant.name;
-      EXPECT_EQ(unpacked_by(variant, packed, values.size(), format()), unpacked) << variant.name;
+      EXPECT_EQ(compressed_by(variant, values, format()), compressed) << variant.name;
+      EXPECT_EQ(decompressed_by(variant, compressed, values.size(), format()), decompressed)
+          << variant.name;
     }
   });
 }
 
-TEST_P(Packing, OfUnpackedDataGivesTheSameBytes) {
+TEST_P(Compression, OfDecompressedDataGivesTheSameBytes) {
   for_each([](const Values& values) {
-    const Bytes packed = pack(values, format());
-    EXPECT_EQ(pack(unpack(packed, values.size(), format()), format()), packed);
+    const Bytes compressed = compress(values, format());
+    EXPECT_EQ(compress(decompress(compressed, values.size(), format()), format()), compressed);
   });
 }
 
-TEST_P(Packing, CanBeSplitBetweenBlocks) {
+TEST_P(Compression, CanBeSplitBetweenBlocks) {
   constexpr std::size_t kCount = 1000;
   const Values values = normal_values(kCount, 1),
-               whole = unpack(pack(values, format()), kCount, format());
-  const Bytes packed = pack(values, format());
-  for (std::size_t begin = 0; begin < kCount; begin += kernels::kPackBlock) {
+               whole = decompress(compress(values, format()), kCount, format());
+  const Bytes compressed = compress(values, format());
+  for (std::size_t begin = 0; begin < kCount; begin += kernels::kCompressionBlock) {
     Values part(kCount - begin);
-    kernels::unpack(part.data(), &packed[kernels::packed_bytes(format(), begin)], part.size(),
-                    format());
+    kernels::decompress(part.data(), &compressed[kernels::compressed_bytes(format(), begin)],
+                        part.size(), format());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<long>(begin)))
         << begin;
   }
 }
 
 #if defined(__SSE__)
-TEST_P(Packing, DoesNotDependOnTheCallersRounding) {
+TEST_P(Compression, DoesNotDependOnTheCallersRounding) {
   const Values values = normal_values(1000, kSmallestNormal);
-  const Bytes packed = pack(values, format());
-  const Values unpacked = unpack(packed, values.size(), format());
+  const Bytes compressed = compress(values, format());
+  const Values decompressed = decompress(compressed, values.size(), format());
   const unsigned saved = _mm_getcsr();
   _mm_setcsr(saved | 0xe040);  // towards zero, flush to zero, denormals are zero
-  const Bytes packed_here = pack(values, format());
-  const Values unpacked_here = unpack(packed, values.size(), format());
+  const Bytes compressed_here = compress(values, format());
+  const Values decompressed_here = decompress(compressed, values.size(), format());
   _mm_setcsr(saved);
-  EXPECT_EQ(packed_here, packed);
-  EXPECT_EQ(bytes_of(unpacked_here), bytes_of(unpacked));
+  EXPECT_EQ(compressed_here, compressed);
+  EXPECT_EQ(bytes_of(decompressed_here), bytes_of(decompressed));
 }
 #endif
 
-INSTANTIATE_TEST_SUITE_P(All, Packing, testing::ValuesIn(kFormats),
+INSTANTIATE_TEST_SUITE_P(All, Compression, testing::ValuesIn(kFormats),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
 // ---- Errors of a round trip ----
@@ -342,19 +346,19 @@ INSTANTIATE_TEST_SUITE_P(All, Packing, testing::ValuesIn(kFormats),
 constexpr float kMagnitudes[] = {1e-37f, 1e-30f, 1e-6f, 1, 127, 3e4f, 1e30f};
 
 TEST(PackedBytes, OfEachFormat) {
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::uncompressed, 129), 516u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::bfloat16, 129), 258u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 0), 0u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 1), 5u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 128), 132u);
-  EXPECT_EQ(kernels::packed_bytes(WireFormat::int8, 129), 137u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::uncompressed, 129), 516u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::bfloat16, 129), 258u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 0), 0u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 1), 5u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 128), 132u);
+  EXPECT_EQ(kernels::compressed_bytes(WireFormat::int8, 129), 137u);
 }
 
 TEST(PackedBFloat16, ErrorsAreWithinTheBound) {
   for (const float magnitude : kMagnitudes) {
     const Values values = normal_values(100003, magnitude);
     const Values result =
-        unpack(pack(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
+        decompress(compress(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
     for (std::size_t i = 0; i < values.size(); ++i) {
       const double bound = std::max(std::fabs(values[i]) / 256.0, std::ldexp(1.0, -134));
       ASSERT_LE(std::fabs(static_cast<double>(result[i]) - values[i]), bound) << values[i];
@@ -366,14 +370,14 @@ TEST(PackedBFloat16, KeepsInfinityAndNan) {
   const Values values = {kInfinity, -kInfinity, kNan, -kNan, std::bit_cast<float>(0x7f800001u),
                          -0.0f};
   const Values result =
-      unpack(pack(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
+      decompress(compress(values, WireFormat::bfloat16), values.size(), WireFormat::bfloat16);
   EXPECT_EQ(result[0], kInfinity);
   EXPECT_EQ(result[1], -kInfinity);
   for (const std::size_t i : {2, 3, 4}) EXPECT_TRUE(std::isnan(result[i])) << i;
   EXPECT_TRUE(result[5] == 0 && std::signbit(result[5]));
 }
 
-/// The largest difference that pack.h allows in a block.
+/// The largest difference that compress.h allows in a block.
 double int8_bound(const float* block, std::size_t count) {
   double largest = 0;
   for (std::size_t i = 0; i < count; ++i)
@@ -382,7 +386,8 @@ double int8_bound(const float* block, std::size_t count) {
 }
 
 void expect_int8_within_bound(const Values& values) {
-  const Values result = unpack(pack(values, WireFormat::int8), values.size(), WireFormat::int8);
+  const Values result =
+      decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
   double bound = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (i % 128 == 0) bound = int8_bound(&values[i], std::min<std::size_t>(128, values.size() - i));
@@ -420,7 +425,8 @@ TEST(PackedInt8, ANonFiniteElementMakesOnlyItsBlockNan) {
     for (const std::size_t at : {128, 200, 255}) {
       Values values(3 * 128, 1.0f);
       values[at] = special;
-      const Values result = unpack(pack(values, WireFormat::int8), values.size(), WireFormat::int8);
+      const Values result =
+          decompress(compress(values, WireFormat::int8), values.size(), WireFormat::int8);
       for (std::size_t i = 0; i < values.size(); ++i) {
         if (i / 128 == 1) {
           ASSERT_TRUE(std::isnan(result[i])) << i;
@@ -432,7 +438,7 @@ TEST(PackedInt8, ANonFiniteElementMakesOnlyItsBlockNan) {
 }
 
 TEST(PackedInt8, ZerosHaveScaleZero) {
-  EXPECT_EQ(pack(Values(128, -0.0f), WireFormat::int8), Bytes(132, 0));
+  EXPECT_EQ(compress(Values(128, -0.0f), WireFormat::int8), Bytes(132, 0));
 }
 
 }  // namespace

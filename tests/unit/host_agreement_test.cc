@@ -252,7 +252,7 @@ class MissingRanks : public ::testing::Test {
   }
   void join(int rank, bool waiting) {
     publish_joined(store_, rank);
-    if (waiting) JoinRecordWriter(store_, rank).set();
+    if (waiting) JoinRecordWriter(store_, rank).write_waiting();
   }
 
   MemoryStore store_;

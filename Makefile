@@ -12,7 +12,7 @@ PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.t
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
-	@echo "make test       build and test (7 minutes after the build on 2 cores)"
+	@echo "make test       build and test (about 10 minutes after the build on 2 cores)"
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make build      .venv with the package installed"
 	@echo "make library    the C++ library and its tests in build/release, without torch"

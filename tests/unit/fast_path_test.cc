@@ -33,6 +33,9 @@ Function* real(const char* name) {
 
 }  // namespace
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // g++ 12 inlines only one of the pair
+#endif
 void* operator new(std::size_t bytes) {
   ++counts.allocations;
   if (void* memory = std::malloc(bytes)) return memory;

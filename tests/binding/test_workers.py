@@ -108,7 +108,7 @@ def test_cpus_that_do_not_exist(tmp_path):
     first, second = run_with(tmp_path, **settings)
     assert first[0] == [{LAST}, set(CPUS), set(CPUS)]
     assert second[0] == [set(CPUS)] * 3
-    for rank, named in ((first, "4000,4001;"), (second, "4002-4004;")):
+    for rank, named in ((first, "CPUs 4000,4001 are"), (second, "CPUs 4002-4004 are")):
         assert len(rank[1]) == 1, rank[1]
         assert named in rank[1][0], rank[1]
 

@@ -134,7 +134,7 @@ def run_phases(expression: str, workers: int, others: list[str]) -> list[Result]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("-m", dest="expression", default="", help="as pytest's -m")
-    parser.add_argument("--workers", type=int, default=2 * (os.cpu_count() or 2))
+    parser.add_argument("--workers", type=int, default=3 * (os.cpu_count() or 2) // 2)
     arguments, others = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that leftovers are removed
     start = time.monotonic()

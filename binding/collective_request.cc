@@ -79,6 +79,11 @@ void CollectiveRequest::check_rank(int64_t rank, const char* argument) const {
           " is not a rank of this group, which has ranks 0 to ", group_->size - 1);
 }
 
+int CollectiveRequest::checked_root(int64_t root) const {
+  check_rank(root, "root");
+  return static_cast<int>(root);
+}
+
 void CollectiveRequest::check_list_length(const Tensors& list, const char* argument) const {
   require(list.size() == static_cast<std::size_t>(group_->size), "`", argument,
           "` must hold one tensor per rank, ", group_->size, " in all, but it holds ", list.size());

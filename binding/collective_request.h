@@ -85,6 +85,8 @@ class CollectiveRequest {
                         const char* other_argument) const;
   void check_same_device(const at::Tensor& tensor, const at::Tensor& other) const;
   void check_rank(int64_t rank, const char* argument) const;
+  /// `root` as an int, if it is a rank of the group.
+  [[nodiscard]] int checked_root(int64_t root) const;
   /// One tensor for each rank of the group.
   void check_list_length(const Tensors& list, const char* argument) const;
   /// One tensor for each rank, each of them valid and of the dtype of `other`.

@@ -90,8 +90,7 @@ std::vector<Block> blocks_at(Pointer* data, const std::vector<int64_t>& counts,
 CpuBackend::WorkPtr CpuBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   CollectiveRequest request(kBroadcast, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
-  request.check_rank(options.rootRank, "root");
-  const auto root = static_cast<int>(options.rootRank);
+  const int root = request.checked_root(options.rootRank);
   const bool is_root = root == getRank();
   is_root ? request.check_input(tensor, "tensor") : request.check_output(tensor, "tensor");
   void* data = is_root ? const_cast<void*>(request.input_data(tensor))  // the root only reads
@@ -144,8 +143,7 @@ CpuBackend::WorkPtr CpuBackend::gather(std::vector<Tensors>& outputs, Tensors& i
   CollectiveRequest request(kGather, group_);
   const at::Tensor& input = request.single_entry(inputs, "input");
   request.check_input(input, "input");
-  request.check_rank(options.rootRank, "root");
-  const auto root = static_cast<int>(options.rootRank);
+  const int root = request.checked_root(options.rootRank);
   std::span<const tccl::Block> blocks;
   Tensors results;
   if (root == getRank()) {
@@ -166,8 +164,7 @@ CpuBackend::WorkPtr CpuBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
   CollectiveRequest request(kScatter, group_);
   const at::Tensor& output = request.single_entry(outputs, "output");
   request.check_output(output, "output");
-  request.check_rank(options.rootRank, "root");
-  const auto root = static_cast<int>(options.rootRank);
+  const int root = request.checked_root(options.rootRank);
   const tccl::Block out = request.output_block(output);
   std::span<const tccl::ConstBlock> blocks;
   Tensors sources;

@@ -86,8 +86,7 @@ CpuBackend::WorkPtr CpuBackend::allreduce_sparse(Tensors& tensors,
 CpuBackend::WorkPtr CpuBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   CollectiveRequest request(kReduce, group_);
   const at::Tensor& tensor = request.single_entry(tensors, "tensors");
-  request.check_rank(options.rootRank, "root");
-  const auto root = static_cast<int>(options.rootRank);
+  const int root = request.checked_root(options.rootRank);
   const bool is_root = root == getRank();
   is_root ? request.check_output(tensor, "tensor") : request.check_input(tensor, "tensor");
   const tccl::Reduction reduction = request.reduction(options.reduceOp, tensor);

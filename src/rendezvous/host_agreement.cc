@@ -25,11 +25,6 @@ Status status_of(const Action& action) {
   }
 }
 
-/// A timeout of a rank names ranks, one of the store does not.
-bool is_store_timeout(const Error& error) {
-  return error.code() == Errc::timeout && error.ranks().empty();
-}
-
 }  // namespace
 
 std::string_view name_of(Round round) {
@@ -78,11 +73,18 @@ StoreClient HostAgreement::client() const {
   });
 }
 
-Error HostAgreement::round_timeout(Round round) const {
-  return init_timeout(options_,
-                      formatted("the {} hosts did not complete the exchange of {}; host {} waited",
-                                host_map_.hosts(), name_of(round), host_name()),
-                      {options_.rank});
+/// Calls `exchange`, which waits for other hosts in the store; its timeout names the round.
+template <class Exchange>
+auto HostAgreement::in_round(Round round, const Exchange& exchange) const {
+  try {
+    return exchange();
+  } catch (const Error& error) {
+    if (!is_store_timeout(error)) throw;
+    throw init_timeout(options_,
+                       formatted("the {} hosts did not complete the exchange of {}; host {} waited",
+                                 host_map_.hosts(), name_of(round), host_name()),
+                       {options_.rank});
+  }
 }
 
 /// Runs this host's step, which returns its text. Returns the texts of all hosts, in order; throws
@@ -90,14 +92,10 @@ Error HostAgreement::round_timeout(Round round) const {
 std::vector<std::string> HostAgreement::exchange(Round round, FunctionRef<std::string()> step) {
   std::string own;
   const Status status = status_of([&] { own = step(); });
-  std::vector<std::string> texts;
-  try {
-    texts = store_allgather(client(), name_of(round), host_, host_map_.hosts(),
-                            std::string(as_bytes(status)) + own);
-  } catch (const Error& error) {
-    if (!is_store_timeout(error)) throw;
-    throw round_timeout(round);
-  }
+  std::vector<std::string> texts = in_round(round, [&] {
+    return store_allgather(client(), name_of(round), host_, host_map_.hosts(),
+                           std::string(as_bytes(status)) + own);
+  });
   for (std::string& text : texts) {
     std::string_view rest(text);
     throw_if_failed(cut_packet<Status>(rest));
@@ -157,12 +155,7 @@ std::vector<PeerInfo> HostAgreement::decode_peer_infos(const std::vector<std::st
 
 void HostAgreement::commit(FunctionRef<void()> apply) {
   const Status own = status_of(apply);
-  try {
-    throw_if_failed(agree_on_status(own));
-  } catch (const Error& error) {
-    if (!is_store_timeout(error)) throw;
-    throw round_timeout(Round::status);
-  }
+  throw_if_failed(in_round(Round::status, [&] { return agree_on_status(own); }));
 }
 
 /// The failure of the first host that has one, the same on all hosts.

@@ -44,7 +44,8 @@ class HostAgreement {
 
  private:
   [[nodiscard]] StoreClient client() const;
-  [[nodiscard]] Error round_timeout(Round round) const;
+  template <class Exchange>
+  auto in_round(Round round, const Exchange& exchange) const;
   std::vector<std::string> exchange(Round round, FunctionRef<std::string()> step);
   [[nodiscard]] std::vector<PeerInfo> decode_peer_infos(const std::vector<std::string>& texts,
                                                         const PeerInfo& own) const;

@@ -68,13 +68,10 @@ void throw_if_failure_published(const StoreClient& client) {
   throw_if_failed(cut_packet<Status>(bytes));
 }
 
-void publish_failure(const StoreClient& client, const Status& status) {
-  client.store.set(client.key(kFailureKey), as_bytes(status));
-}
-
 void try_publish_failure(const RendezvousOptions& options, const Status& status) noexcept {
   try {
-    publish_failure(store_client_for(options, {}), status);
+    const StoreClient client = store_client_for(options, {});
+    client.store.set(client.key(kFailureKey), as_bytes(status));
   } catch (const std::exception&) {
     // The other ranks then fail at the timeout.
   }

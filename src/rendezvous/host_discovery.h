@@ -35,9 +35,8 @@ void gather_host_coordinators(const StoreClient& client, const RendezvousOptions
 /// Called once, when the coordinators of all hosts have read the table.
 void remove_host_coordinators(const StoreClient& client) noexcept;
 
-/// Fails the rendezvous for ranks that join later and for hosts that wait for this one.
-void publish_failure(const StoreClient& client, const Status& status);
-/// The same, ignoring failures of the store: then the other ranks fail at the timeout.
+/// Fails the rendezvous for ranks that join later and for hosts that wait for this one. If the store
+/// fails, the other ranks fail at the timeout.
 void try_publish_failure(const RendezvousOptions& options, const Status& status) noexcept;
 void throw_if_failure_published(const StoreClient& client);
 

@@ -67,6 +67,10 @@ Error init_timeout(const RendezvousOptions& options, const std::string& text,
           std::move(ranks)};
 }
 
+bool is_store_timeout(const Error& error) {
+  return error.code() == Errc::timeout && error.ranks().empty();
+}
+
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
                             const Error& reason) {
   const char* what = reason.code() == Errc::timeout ? "did not complete the rendezvous"

@@ -19,6 +19,9 @@ Error init_error(const std::string& group, Errc code, const std::string& text,
 Error init_timeout(const RendezvousOptions& options, const std::string& text,
                    std::vector<int> ranks = {});
 
+/// Whether the error is a timeout of the store, which names no rank; timeouts of ranks do.
+bool is_store_timeout(const Error& error);
+
 /// `process` left or did not answer: `reason` is the error of its connection.
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
                             const Error& reason);

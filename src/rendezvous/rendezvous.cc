@@ -31,7 +31,7 @@ HostMap discover_hosts(const RendezvousOptions& options, LocalServer& server) {
   try {
     return HostMap(discovery.result());
   } catch (const Error& error) {
-    if (error.code() != Errc::timeout || !error.ranks().empty()) throw;
+    if (!is_store_timeout(error)) throw;
     throw missing_ranks_timeout(options, server.joined_ranks());
   }
 }

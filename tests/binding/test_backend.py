@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from support.parameters import slow
 from support.ranks import run_ranks, run_script, start_script, started_ranks
 from torch import nn
 
@@ -267,10 +268,6 @@ def run_two(script: str) -> list[str]:
     for process, (out, err) in zip(processes, outputs, strict=True):
         assert process.returncode == 0 and not err, f"{process.returncode}\n{out}\n{err}"
     return [out for out, _ in outputs]
-
-
-def slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(

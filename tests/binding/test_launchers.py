@@ -5,6 +5,7 @@ import socket
 
 import pytest
 from support.launchers import free_port
+from support.parameters import slow
 from support.ranks import BOUND_S, run_script, start_script
 from torch.distributed import TCPStore
 from torch_ccl import launchers, rendezvous, rendezvous_checks
@@ -323,9 +324,7 @@ def run_two(script: str) -> list[tuple[int, str, str]]:
     return [(rank.returncode, *lines) for rank, lines in zip(ranks, printed, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "last_statement", ["pass", pytest.param("sys.exit(0)", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("last_statement", ["pass", slow("sys.exit(0)")])
 def test_exit_completes_pending_operations(last_statement):
     ranks = run_two(ENDS.format(last_statement=last_statement) + JOINS_LATE)
     assert ranks == [(0, "", ""), (0, "2.0\n", "")]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch_ccl
 from support.ccl_usage import CPU, check_sum, is_ours, served_by_ccl
+from support.parameters import slow
 from support.ranks import run_ranks, run_script
 from torch._C import _distributed_c10d as bindings
 from torch.distributed import distributed_c10d as c10d
@@ -228,9 +229,9 @@ print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, dist.ge
     [
         ("gloo", "gloo", "ProcessGroupCCL gloo"),
         ("mpi", "gloo", "ProcessGroupGloo gloo"),
-        pytest.param("mpi,gloo", "gloo", "ProcessGroupCCL gloo", marks=pytest.mark.slow),
-        pytest.param("GLOO mpi", "mpi", "ProcessGroupCCL mpi", marks=pytest.mark.slow),
-        pytest.param("", "gloo", "ProcessGroupGloo gloo", marks=pytest.mark.slow),
+        slow("mpi,gloo", "gloo", "ProcessGroupCCL gloo"),
+        slow("GLOO mpi", "mpi", "ProcessGroupCCL mpi"),
+        slow("", "gloo", "ProcessGroupGloo gloo"),
     ],
 )
 def test_environment(asked, backend, served):

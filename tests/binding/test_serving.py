@@ -6,6 +6,7 @@ In new interpreters, because the variable is read when torch is imported.
 import pytest
 from support.commands import ROOT
 from support.launchers import free_port
+from support.parameters import slow
 from support.ranks import BOUND_S, start_script
 
 RANK = f"""
@@ -47,7 +48,7 @@ def test_calls_of_servers():
 @pytest.mark.parametrize(
     "after, assertion",
     [
-        pytest.param("", "assert is_ours(group)", marks=pytest.mark.slow),
+        slow("", "assert is_ours(group)"),
         (
             "serving_calls.is_ours = lambda group: True",
             "AssertionError: ccl has started no operation",

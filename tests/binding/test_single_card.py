@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from support.launchers import LAUNCHERS, clean_environment
 from support.launchers import run_script as run_by
+from support.parameters import slow
 from support.ranks import run_script
 from torch.utils.data import DataLoader, TensorDataset
 from torch_ccl.environment import init
@@ -153,9 +154,7 @@ def end_or_sleep(directory, way):
     time.sleep(300)
 
 
-@pytest.mark.parametrize(
-    "way", [w if w == "exit" else pytest.param(w, marks=pytest.mark.slow) for w in ENDS]
-)
+@pytest.mark.parametrize("way", [w if w == "exit" else slow(w) for w in ENDS])
 def test_failure_ends_other_ranks(tmp_path, way):
     """The other rank is ended even if it ignores SIGTERM."""
     assert spawn(end_or_sleep, (str(tmp_path), way), tiles=SIZE) == ENDS[way][0]

@@ -1,6 +1,7 @@
 """Every collective, dtype and reduction through torch, on every layout, against plain loops."""
 
 import pytest
+from support.parameters import slow
 from support.torch_conformance import combinations, conformance
 
 SEED = 1
@@ -11,9 +12,7 @@ CASES = {1: 1500, 2: 1500, 3: 1500, 4: 1500, 5: 1000}
 SLOW = (3, 5)
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CASES]
-)
+@pytest.mark.parametrize("size", [slow(n) if n in SLOW else n for n in CASES])
 def test_conformance(size):
     failures = conformance(SEED, size, CASES[size])
     assert not failures, "\n".join([f"{len(failures)} failures", *failures[:20]])

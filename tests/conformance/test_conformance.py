@@ -5,6 +5,7 @@ import re
 import pytest
 from support.algorithms import ONE_HOST, alternatives, forced
 from support.commands import BUILD_DIR, run
+from support.parameters import slow
 
 SEED = 1
 # Cases per number of ranks with default settings. Up to four ranks every combination of collective,
@@ -56,9 +57,9 @@ SHARED = ["--shared", "--large-one-in", 2, "--limit-bytes", 300_000, "--limit-by
     [
         (2, 200),
         (3, 150),
-        pytest.param(2, 800, marks=pytest.mark.slow),
-        pytest.param(3, 600, marks=pytest.mark.slow),
-        pytest.param(5, 300, marks=pytest.mark.slow),
+        slow(2, 800),
+        slow(3, 600),
+        slow(5, 300),
     ],
 )
 def test_shared_memory(ranks, cases):

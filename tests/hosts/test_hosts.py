@@ -4,13 +4,14 @@ import re
 import time
 
 import pytest
+from support.parameters import slow
 from support.script_ranks import run_ranks, started_ranks
 from support.virtual_hosts import virtual_hosts
 
 LAYOUTS = (
     [2, 2],
-    pytest.param([1, 1, 1, 1], marks=pytest.mark.slow),
-    pytest.param([3, 1], marks=pytest.mark.slow),
+    slow([1, 1, 1, 1]),
+    slow([3, 1]),
 )
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from support.launchers import clean_environment, ended, free_port
+from support.parameters import slow
 
 BOUND_S = 60
 JOIN = """
@@ -42,30 +43,17 @@ def at(port: int, **variables: str) -> dict[str, str]:
     "variables, line",
     [
         ({"RANK": "0"}, "RANK=0 is set, but WORLD_SIZE is not: set both, or neither"),
-        pytest.param(
-            {"WORLD_SIZE": "2"},
-            "WORLD_SIZE=2 is set, but RANK is not: set both, or neither",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
+        slow({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but RANK is not: set both, or neither"),
+        slow(
             {"RANK": "0", "WORLD_SIZE": "0"},
             "RANK=0 of WORLD_SIZE=0: ranks go from 0 to WORLD_SIZE - 1",
-            marks=pytest.mark.slow,
         ),
         (
             {"RANK": "2", "WORLD_SIZE": "2"},
             "RANK=2 of WORLD_SIZE=2: ranks go from 0 to WORLD_SIZE - 1",
         ),
-        pytest.param(
-            {"RANK": "one", "WORLD_SIZE": "2"},
-            "RANK=one is not a non-negative number",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"RANK": "-1", "WORLD_SIZE": "2"},
-            "RANK=-1 is not a non-negative number",
-            marks=pytest.mark.slow,
-        ),
+        slow({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one is not a non-negative number"),
+        slow({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not a non-negative number"),
     ],
 )
 def test_invalid_rank_variables(variables, line):

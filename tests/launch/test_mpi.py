@@ -184,7 +184,7 @@ dist.barrier()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "address",
-    [{"MASTER_ADDR": "127.0.0.1"}, pytest.param({}, marks=pytest.mark.slow)],
+    [{"MASTER_ADDR": "127.0.0.1"}, {}],
     ids=["address and port", "port alone"],
 )
 def test_a_port_that_the_script_fixes(mpi, address):
@@ -276,9 +276,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments", ["", pytest.param(", rank=0, world_size=0", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("arguments", ["", ", rank=0, world_size=0"])
 def test_scripts_that_say_mpi(mpi, arguments):
     """Only CCL_REPLACE is set. As with MPI, rank and world_size are ignored."""
     script = SAYS_MPI.format(arguments=arguments)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from support.commands import run
+from support.parameters import slow
 
 SOAK = Path(__file__).resolve().parent / "soak.py"
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [4, slow(30)])
 def test_soak(seconds):
     finished = run([sys.executable, SOAK, "--seconds", seconds])
     assert finished.returncode == 0, finished.output[-8000:]

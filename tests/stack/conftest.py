@@ -1,9 +1,6 @@
 import pytest
 from support.debug_levels import run_at_level
-
-
-def combination(size: int, level: str, marks=()):
-    return pytest.param((size, level), id=f"{size} ranks-{level}", marks=marks)
+from support.parameters import slow
 
 
 @pytest.fixture(params=["OFF", "DETAIL"])
@@ -13,10 +10,10 @@ def level(request) -> str:
 
 @pytest.fixture(
     params=[
-        combination(2, "OFF"),
-        combination(4, "DETAIL"),
-        combination(2, "DETAIL", pytest.mark.slow),
-        combination(4, "OFF", pytest.mark.slow),
+        pytest.param((2, "OFF"), id="2 ranks-OFF"),
+        pytest.param((4, "DETAIL"), id="4 ranks-DETAIL"),
+        slow((2, "DETAIL"), id="2 ranks-DETAIL"),
+        slow((4, "OFF"), id="4 ranks-OFF"),
     ]
 )
 def on_ranks(request):

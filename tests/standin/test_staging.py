@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import staging_checks, staging_failures
 from support.commands import ROOT, run
+from support.parameters import slow
 from support.ranks import run_script
 from support.standin_device import environment
 
@@ -51,7 +52,7 @@ def test_staging_failure(name):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks", "cases"),
-    [(2, 300), pytest.param(4, 1500, marks=pytest.mark.slow)],
+    [(2, 300), slow(4, 1500)],
 )
 def test_conformance_on_the_device(ranks, cases):
     """The cases of the CPU, in chunks of 256 bytes: every dtype, reduction and layout."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.parameters import slow
 from support.virtual_hosts import virtual_hosts
 
 FOLDER = Path(__file__).parent
@@ -65,7 +66,7 @@ def run_over_hosts(directory: Path, layout: list[int], *arguments: str) -> dict[
 
 @pytest.mark.parametrize(
     "layout",
-    [LAYOUTS[0], pytest.param(LAYOUTS[1], marks=pytest.mark.slow)],
+    [LAYOUTS[0], slow(LAYOUTS[1])],
     ids=["2x2", "4x1"],
 )
 def test_sample_over_hosts(tmp_path, layout):

@@ -6,7 +6,7 @@ DIST ?= dist
 VENV_PYTHON := .venv/bin/python
 # Directories are in the list too: their times change when a file is added or removed.
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
-                     cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
+                     licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
 .PHONY: help packages setup setup-tests build wheel library standin test-setup demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
@@ -16,7 +16,7 @@ help:
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make build      .venv with the package installed"
 	@echo "make library    the C++ library and its tests in build/release, without torch"
-	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/"
+	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/; TORCH=\"2.12 2.15\": for these torches"
 	@echo "make lint       clang-format, clang-tidy, include graph, ruff, mypy"
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
@@ -37,21 +37,28 @@ setup:
 setup-tests: setup
 	@tools/setup.sh test
 
-.venv/.package: $(PACKAGE_SOURCES) | setup
+# With -j: `library` builds in the same directory, and setup-tests also installs into .venv.
+BEFORE_PACKAGE := $(if $(filter library lint,$(MAKECMDGOALS)),library) \
+                  $(if $(filter setup-tests compat bench-hosts,$(MAKECMDGOALS)),setup-tests)
+.venv/.package: $(PACKAGE_SOURCES) | setup $(BEFORE_PACKAGE)
 	@echo "building the Python package"
+	@touch $@.started  # a source that changes meanwhile is newer
 	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps .
-	@touch $@
+	@mv $@.started $@
 
 build: .venv/.package
 
-# Shares build/release with `build`, so each finds compiled what the other has compiled.
+# Without TORCH the extension is that of .venv's torch, and build/release is shared with `build`. With TORCH="2.12 2.15"
+# the wheel has one extension for each of them, and is built in a directory of its own.
+WHEEL_OPTIONS := $(if $(TORCH),-C build-dir=build/wheel -C cmake.define.TCCL_TORCH="$$(tools/fetch_torch.py $(TORCH))")
 wheel: setup
 	@echo "building wheels in $(DIST)"
-	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" . ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
+	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" $(WHEEL_OPTIONS) .
+	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
 
-# The C++ library and its tests, without torch.
+# The C++ library and its tests, without torch. `build` leaves the binding configured in build/release: not without .venv.
 library: packages
-	cmake --preset release --log-level=WARNING
+	cmake --preset release --log-level=WARNING $(if $(wildcard $(VENV_PYTHON)),,-DTCCL_BUILD_BINDING=OFF)
 	cmake --build --preset release
 
 # The accelerator of the tests, against the torch of .venv.
@@ -98,7 +105,7 @@ bench: build
 bench-hosts: build setup-tests
 	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)
 
-mutants: library build
+mutants: setup
 	$(VENV_PYTHON) tests/mutants/run.py $(ARGS)
 
 applications: build

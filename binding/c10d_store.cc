@@ -6,19 +6,39 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "context.h"
 #include "tccl/error.h"
 
 namespace torch_ccl {
 
 using std::chrono::steady_clock;
 
+namespace {
+
+/// tccl's stores throw tccl::Error. The text without the backtrace fits a message to other ranks.
+template <class Action>
+auto with_store_errors(const Action& action) {
+  try {
+    return action();
+  } catch (const c10::Error& error) {
+    throw tccl::Error(tccl::Errc::system,
+                      std::string("torch's store failed: ") + error.what_without_backtrace());
+  }
+}
+
+}  // namespace
+
 void C10dStore::set(const std::string& key, std::string_view value) {
-  store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  with_store_errors([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
+}
+
+void C10dStore::remove(const std::string& key) {
+  with_store_errors([&] { store_->deleteKey(key); });
 }
 
 std::string C10dStore::get(const std::string& key, std::chrono::milliseconds timeout) {
   wait_for(key, timeout);
-  const std::vector<uint8_t> value = store_->get(key);
+  const std::vector<uint8_t> value = with_store_errors([&] { return store_->get(key); });
   return {value.begin(), value.end()};
 }
 
@@ -36,13 +56,15 @@ std::string C10dStore::host() const {
 // waited: polling adds at most an eighth to the wait and little load to the server.
 void C10dStore::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
   const auto start = steady_clock::now();
-  while (!store_->check({key})) {
+  while (!with_store_errors([&] { return store_->check({key}); })) {
     const auto waited = steady_clock::now() - start;
     if (waited >= timeout) {
       throw tccl::Error(tccl::Errc::timeout, "no rank stored the key '" + key + "' within " +
                                                  std::to_string(timeout.count()) + " ms");
     }
-    check_interrupt_();
+    // Shorter waits are parts of longer ones, between which the library checks for interrupts: it
+    // tells the other ranks that this one was interrupted.
+    if (timeout > kInterruptInterval) check_interrupt_();
     std::this_thread::sleep_for(std::clamp<steady_clock::duration>(
         waited / 8, std::chrono::microseconds(200), std::chrono::milliseconds(50)));
   }

@@ -12,13 +12,13 @@ namespace torch_ccl {
 
 class C10dStore final : public tccl::Store {
  public:
-  /// `check_interrupt` is called repeatedly while get() waits; an exception from it ends the wait.
+  /// `check_interrupt` is called repeatedly during a long get(); an exception from it ends the wait.
   C10dStore(c10::intrusive_ptr<c10d::Store> store, std::function<void()> check_interrupt)
       : store_(std::move(store)), check_interrupt_(std::move(check_interrupt)) {}
 
   void set(const std::string& key, std::string_view value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override;
-  void remove(const std::string& key) override { store_->deleteKey(key); }
+  void remove(const std::string& key) override;
   [[nodiscard]] std::string host() const override;
 
  private:

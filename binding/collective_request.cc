@@ -121,7 +121,7 @@ tccl::Reduction CollectiveRequest::reduction(const c10d::ReduceOp& op,
   require(tccl::supports(tccl_dtype(tensor), *known), "`op` ", tccl::name_of(*known),
           " is not defined for dtype ", tensor.scalar_type());
   if (*known != tccl::ReduceOp::premul_sum) return {*known};
-  const auto* supplement = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* supplement = dynamic_cast<PreMulSumSupplement*>(op.supplement_.get());
   require(supplement != nullptr, "`op` is PREMUL_SUM, but it has no factor");
   const at::Tensor& factor = supplement->tensor_factor;
   return {*known, factor.defined() ? factor.item<double>() : supplement->double_factor};

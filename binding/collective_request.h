@@ -34,6 +34,7 @@
 #include "dtypes.h"
 #include "staging.h"
 #include "tccl/communicator.h"
+#include "torch_version.h"
 
 namespace torch_ccl {
 

@@ -43,15 +43,22 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
                             {.timeout = timeout, .keepalive = request});
 }
 
+/// Empty if the program asked for ours.
+std::string replaced_backend(const CpuBackend::Options& options) {
+  return options.backend == kBackendName ? "" : options.backend;
+}
+
 }  // namespace
 
 CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
                        c10::intrusive_ptr<Options> options, std::string name)
-    : Backend(rank, size),
+    : BackendBase(rank, size),
       options_(std::move(options)),
       group_{rank, size, std::move(name), options_->backend},
       communicator_(make_communicator(store, rank, size,
-                                      {.name = group_.name, .timeout = options_->timeout})),
+                                      {.name = group_.name,
+                                       .timeout = options_->timeout,
+                                       .serves = replaced_backend(*options_)})),
       staging_bytes_(context()->staging_bytes()),
       timeout_(options_->timeout) {
   init();

@@ -2,10 +2,10 @@
 // torch.distributed to operations of a tccl::Communicator. Tensors of an accelerator are staged.
 //
 // A synchronous call runs on the calling thread if the group's queue is idle, and returns a
-// completed Work. An asynchronous call,
-// and every call in a coalescing block, is started, and its Work keeps the tensors alive. Only
-// element counts matter, never shapes. Files: cpu_backend.cc (life cycle, how a request is run,
-// services), cpu_backend_reductions.cc, cpu_backend_copies.cc, cpu_backend_point_to_point.cc.
+// completed Work. An asynchronous call, and every call in a coalescing block, is started, and its
+// Work keeps the tensors alive. Only element counts matter, never shapes. Files: cpu_backend.cc
+// (life cycle, how a request is run, services), cpu_backend_reductions.cc, cpu_backend_copies.cc,
+// cpu_backend_point_to_point.cc.
 //
 // Thread safety: every method may be called from any thread. None needs Python's GIL, though a
 // user's hook or tensor may take it.
@@ -14,28 +14,28 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "collective_request.h"
 #include "memory.h"
 #include "pending_work_count.h"
 #include "tccl/communicator.h"
+#include "torch_version.h"
 
 namespace torch_ccl {
 
 inline constexpr const char* kBackendName = "ccl";
 
-class CpuBackend : public c10d::Backend {
+class CpuBackend : public BackendBase {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
   /// `backend` is the name that the program asked for, such as "gloo" under CCL_REPLACE=gloo.
-  struct Options final : c10d::Backend::Options {
+  struct Options final : BackendOptions {
     explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout,
                      std::string backend = kBackendName)
-        : c10d::Backend::Options(std::move(backend), timeout) {}
+        : BackendOptions(std::move(backend), timeout) {}
+    c10::intrusive_ptr<c10d::Backend::Options> clone() const override {
+      return c10::make_intrusive<Options>(*this);
+    }
 
     // DDP's logger reads options_->threads from any backend named "gloo", after a static_cast to
     // c10d::ProcessGroupGloo. So these members, and gloo_store_ and options_ below, have the same
@@ -51,7 +51,7 @@ class CpuBackend : public c10d::Backend {
   ~CpuBackend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  OptionsPtr getBackendOptions() override { return options_; }
   /// The number of collectives and messages that this process has started, in all groups.
   static std::uint64_t operation_count() noexcept;
   /// Applies to later calls that pass no timeout.
@@ -81,6 +81,8 @@ class CpuBackend : public c10d::Backend {
                                           const c10d::AllgatherOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override;
+  WorkPtr gather_into(at::Tensor& output, at::Tensor& input,
+                      const c10d::GatherOptions& options) override;
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& options) override;
   /// The inputs may differ in size, if every rank passes the same sizes.

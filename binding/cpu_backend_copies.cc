@@ -15,7 +15,7 @@ constexpr Method kAllgatherBase{OpType::_ALLGATHER_BASE, "_allgather_base", "_al
 constexpr Method kAllgatherCoalesced{OpType::ALLGATHER_COALESCED, "allgather_coalesced",
                                      "all_gather"};
 constexpr Method kAllgatherIntoTensorCoalesced{
-    OpType::ALLGATHER_COALESCED, "allgather_into_tensor_coalesced", "_all_gather_base"};
+    kAllgatherIntoCoalescedType, "allgather_into_tensor_coalesced", "_all_gather_base"};
 constexpr Method kGather{OpType::GATHER, "gather", "gather"};
 constexpr Method kScatter{OpType::SCATTER, "scatter", "scatter"};
 constexpr Method kAlltoallBase{OpType::ALLTOALL_BASE, "alltoall_base", "all_to_all"};
@@ -159,6 +159,20 @@ CpuBackend::WorkPtr CpuBackend::gather(std::vector<Tensors>& outputs, Tensors& i
   return run_request(std::move(request), options);
 }
 
+CpuBackend::WorkPtr CpuBackend::gather_into(at::Tensor& output, at::Tensor& input,
+                                            const c10d::GatherOptions& options) {
+  std::vector<Tensors> outputs;
+  if (options.rootRank == getRank()) {
+    const CollectiveRequest request(kGather, group_);
+    request.require(output.is_contiguous(), "`gather_tensor` is not contiguous");
+    request.require(output.numel() == getSize() * input.numel(), "`gather_tensor` has ",
+                    output.numel(), " elements, not ", getSize(), " x ", input.numel());
+    outputs.push_back(output.view({getSize(), input.numel()}).unbind());
+  }
+  Tensors inputs{input};
+  return gather(outputs, inputs, options);
+}
+
 CpuBackend::WorkPtr CpuBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                         const c10d::ScatterOptions& options) {
   CollectiveRequest request(kScatter, group_);
@@ -206,7 +220,6 @@ CpuBackend::WorkPtr CpuBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
   CollectiveRequest request(kAlltoall, group_);
   request.check_list_length(outputs, "output_list");
-  request.check_list_length(inputs, "input_list");
   const at::Tensor& first = outputs.front();
   request.check_output_list(outputs, "output_list", first, "output_list");
   request.check_input_list(inputs, "input_list", first, "output_list");

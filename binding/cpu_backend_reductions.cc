@@ -17,9 +17,8 @@ constexpr Method kReduce{OpType::REDUCE, "reduce", "reduce"};
 constexpr Method kReduceScatter{OpType::REDUCE_SCATTER, "reduce_scatter", "reduce_scatter"};
 constexpr Method kReduceScatterBase{OpType::_REDUCE_SCATTER_BASE, "_reduce_scatter_base",
                                     "_reduce_scatter_base"};
-constexpr Method kReduceScatterTensorCoalesced{OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                                               "reduce_scatter_tensor_coalesced",
-                                               "_reduce_scatter_base"};
+constexpr Method kReduceScatterTensorCoalesced{
+    kReduceScatterCoalescedType, "reduce_scatter_tensor_coalesced", "_reduce_scatter_base"};
 
 void add_allreduce(CollectiveRequest& request, const at::Tensor& tensor, const c10d::ReduceOp& op,
                    tccl::WireFormat format = tccl::WireFormat::by_setting) {

@@ -66,7 +66,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   Group group(module, "ProcessGroupCCL", "The backend \"ccl\" of torch.distributed.");
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(group, "Options")
-      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout);
+      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      // torch.distributed assigns these; torch 2.8 has them in the options of its own backends only.
+      .def_readwrite("group_name", &Options::group_name)
+      .def_readwrite("global_ranks_in_group", &Options::global_ranks_in_group);
   group
       .def(py::init(&torch_ccl::construct), py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("timeout") = kBackendDefaultTimeout, py::arg("name") = "world",
@@ -91,6 +94,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           },
           py::arg("device"), py::arg("backend"),
           "Route tensors of this device type to this backend.")
+      .def(
+          "perform_nocolor_split", [](ProcessGroupCCL&, const at::Device&) {}, py::arg("device"),
+          "torch calls it on the ranks outside a new group; only members take part in ours.")
       .def("get_error", &ProcessGroupCCL::getError, ReleaseGil(),
            "The kind of error that failed the group, or SUCCESS.");
 

@@ -5,15 +5,15 @@
 namespace torch_ccl {
 namespace {
 
-c10::intrusive_ptr<CpuBackend::Options> copy_options(
-    const c10::intrusive_ptr<c10d::Backend::Options>& given, std::chrono::milliseconds timeout) {
+// Without the global ranks, which differ in the new group.
+c10::intrusive_ptr<CpuBackend::Options> copy_options(const BackendBase::OptionsPtr& given,
+                                                     std::chrono::milliseconds timeout) {
   auto options =
       c10::make_intrusive<CpuBackend::Options>(timeout, given ? given->backend : kBackendName);
   if (!given) return options;
   options->timeout = given->timeout;
-  options->group_name = given->group_name;
-  options->group_desc = given->group_desc;
-  options->global_ranks_in_group = given->global_ranks_in_group;
+  options->group_name = group_name_of(*given);
+  copy_group_description(*given, *options);
   return options;
 }
 
@@ -28,7 +28,7 @@ void ProcessGroupCCL::set_device_backend(at::DeviceType device,
 }
 
 void ProcessGroupCCL::setTimeout(std::chrono::milliseconds timeout) {
-  if (device_backend_) device_backend_->setTimeout(timeout);
+  if (device_backend_) set_timeout(*device_backend_, timeout);
   CpuBackend::setTimeout(timeout);
 }
 
@@ -44,14 +44,13 @@ void ProcessGroupCCL::abort() {
 
 // ---- new groups
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::split(
-    const StorePtr& store, const std::vector<int>& ranks,
-    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+ProcessGroupCCL::BackendPtr ProcessGroupCCL::split(const StorePtr& store,
+                                                   const std::vector<int>& ranks,
+                                                   const OptionsPtr& options) {
   const auto own = std::ranges::find(ranks, getRank());
   if (own == ranks.end()) return nullptr;
   auto split_options = copy_options(options, effective_timeout(kNoTimeout));
   const std::vector<uint64_t>& parent_ranks = this->options().global_ranks_in_group;
-  split_options->global_ranks_in_group.clear();
   for (const int rank : ranks) {
     const auto index = static_cast<std::size_t>(rank);
     split_options->global_ranks_in_group.push_back(parent_ranks.empty() ? index
@@ -63,12 +62,10 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::split(
                                               std::move(split_options), std::move(name));
 }
 
-c10::intrusive_ptr<c10d::Backend> ProcessGroupCCL::merge(
-    const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& options,
-    const int& rank, const int& size) {
+// The global ranks of the new group stay empty: those of the other parent's ranks are unknown.
+ProcessGroupCCL::BackendPtr ProcessGroupCCL::merge(const StorePtr& store, const OptionsPtr& options,
+                                                   const int& rank, const int& size) {
   auto merged_options = copy_options(options, effective_timeout(kNoTimeout));
-  // They are those of one parent; the global ranks of the other members are unknown.
-  merged_options->global_ranks_in_group.clear();
   std::string name = merged_options->group_name;
   return c10::make_intrusive<ProcessGroupCCL>(store, rank, size, std::move(merged_options),
                                               std::move(name));

@@ -27,13 +27,11 @@ class ProcessGroupCCL final : public CpuBackend {
 
   bool supportsSplitting() const override { return true; }
   /// Collective over `ranks`; returns null on all other ranks.
-  c10::intrusive_ptr<c10d::Backend> split(
-      const StorePtr& store, const std::vector<int>& ranks,
-      const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const OptionsPtr& options) override;
   /// A new group. Its ranks need to share only the store, not a group.
-  c10::intrusive_ptr<c10d::Backend> merge(const StorePtr& store,
-                                          const c10::intrusive_ptr<c10d::Backend::Options>& options,
-                                          const int& rank, const int& size) override;
+  BackendPtr merge(const StorePtr& store, const OptionsPtr& options, const int& rank,
+                   const int& size) override;
 
   // ---- routed by the device of the tensors
 

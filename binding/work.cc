@@ -173,8 +173,8 @@ void WorkCCL::run_completion_hook() const noexcept {
   const PendingWorkCount::Hook* hook = pending_work_->hook();
   if (!hook) return;
   try {
-    (*hook)(std::make_shared<c10d::WorkInfo>(opType_, sequence_, start_time_, end_time_,
-                                             end_time_ - start_time_));
+    (*hook)(std::make_shared<c10d::WorkInfo>(opType_, sequence_, work_info_time(start_time_),
+                                             work_info_time(end_time_), end_time_ - start_time_));
   } catch (const std::exception& e) {
     TORCH_WARN("ccl: the group's completion hook threw: ", e.what());
   }
@@ -236,7 +236,7 @@ void WorkCCL::wait_for_outcome(std::unique_lock<std::mutex>& lock, Deadline dead
 
 void WorkCCL::abort() {
   if (const auto communicator = communicator_.lock())
-    communicator->abort(c10::str("on a Work of ", method_.name));
+    communicator->abort(c10::str("a Work of ", method_.name, " was aborted"));
 }
 
 int WorkCCL::sourceRank() const {

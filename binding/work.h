@@ -34,6 +34,7 @@
 #include "pending_work_count.h"
 #include "polling.h"
 #include "tccl/communicator.h"
+#include "torch_version.h"
 
 namespace torch_ccl {
 

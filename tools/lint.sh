@@ -5,6 +5,11 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 status=0
 
+grep -qs /binding/ build/release/compile_commands.json || {
+  echo "lint: the binding is not configured in build/release; run: make clean lint" >&2
+  exit 1
+}
+
 check() { # check <what> <command...>
   echo "lint: $1"
   shift

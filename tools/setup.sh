@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prepares this machine: system packages that are missing, then .venv with requirements-dev.txt.
 #   tools/setup.sh          what building needs
-#   tools/setup.sh packages     of that only the system packages
+#   tools/setup.sh packages     only the system packages of the above
 #   tools/setup.sh test     what testing needs on top
 #   tools/setup.sh lint     what `make lint` needs on top
 #   tools/setup.sh applications     what the tests in tests/applications need on top
@@ -53,7 +53,7 @@ find_missing() {
   has_command ninja || missing+=(ninja-build)
   has_command make || missing+=(make)
   has_command git || missing+=(git)
-  has_header openssl/hmac.h || missing+=(libssl-dev)
+  has_header sodium.h || missing+=(libsodium-dev)
   has_header fmt/format.h || missing+=(libfmt-dev)
   has_header rdma/fabric.h || missing+=(libfabric-dev)  # with the library, which is loaded at run time
   has_header gtest/gtest.h || missing+=(libgtest-dev)
@@ -126,7 +126,7 @@ if [ "${1:-}" = test ]; then
 fi
 [ "${1:-}" != applications ] || install_applications
 [ "${1:-}" != docs ] || install_requirements requirements-docs.txt
-[ $# = 0 ] || exit 0  # also for packages
+[ $# = 0 ] || exit 0  # `packages` and the others end here
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   die "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1); choose one: make build PYTHON=python3.11"

@@ -43,6 +43,7 @@ class TCCL_API Communicator {
     std::string name = "world";        // for error messages
     Milliseconds timeout{300'000};     // default timeout of an operation
     std::uint32_t first_sequence = 1;  // sequence number of the first collective; same on all ranks
+    std::string serves{};  // for the log: the backend that this group replaces, such as "gloo"
   };
   struct CallOptions {
     Milliseconds timeout{0};  // 0: the communicator's

@@ -23,7 +23,8 @@ enum class Errc : unsigned char {
   mismatch,          // ranks called different operations
   timeout,           // a deadline passed
   peer_lost,         // a rank died or left during an operation that needs it
-  aborted,           // abort(), close(), a cancelled message, an interrupt, use in a forked child
+  aborted,           // abort(), close(), a cancelled message, an interrupt, an exception in the
+                     // body of an OperationList, use in a forked child
   system,            // the system, the network or the store failed, or memory is exhausted
   internal,          // a bug of this library
 };

@@ -13,7 +13,8 @@
 namespace tccl {
 
 /// One rule of algorithm selection: applies to `from_ranks` ranks or more and to sizes from
-/// `from_bytes` to `to_bytes`. Of the rules of one operation that apply, the last one wins.
+/// `from_bytes` to `to_bytes`. Of the rules of one operation that apply, the last one wins. An
+/// algorithm without rules has an entry, too.
 struct AlgorithmRule {
   Op op;
   std::string algorithm;
@@ -24,6 +25,7 @@ struct AlgorithmRule {
   std::string dtypes;  // "all", or a kind such as "float8"
   bool several_hosts;  // true: for groups over several hosts; false: for groups on one host
   bool by_setting;     // from the environment, not from the library's defaults
+  bool applies;        // false: the algorithm has no rule, so it runs only if a setting names it
 };
 
 struct SettingValue {

@@ -16,6 +16,7 @@
 
 namespace tccl {
 
+/// A method that fails throws Error{system}: the other ranks get its text.
 class TCCL_API Store {
  public:
   virtual ~Store();

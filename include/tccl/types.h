@@ -48,8 +48,8 @@ struct Reduction {
   Reduction(ReduceOp o, double f = 1.0) : op(o), factor(f) {}  // NOLINT: converts on purpose
 };
 
-/// The format in which float32 sums are sent between hosts: bfloat16 and int8 have
-/// fewer bytes and less precision.
+/// The format in which float32 sums are sent between hosts: bfloat16 and int8 have fewer bytes and
+/// less precision.
 enum class WireFormat : std::uint8_t { by_setting, uncompressed, bfloat16, int8 };
 
 inline constexpr std::size_t kMaxElementBytes = 16;

@@ -40,16 +40,10 @@ __all__ = [
 #: Directory of the package; `cwd/env/setvars.sh` prepares a shell for C++ programs.
 cwd = str(Path(__file__).resolve().parent)
 
-_SUPPORTED_TORCH = "2.13"
-
 
 def _is_being_imported(name: str) -> bool:
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return getattr(spec, "_initializing", False)
-
-
-def _is_supported(torch_version: str) -> bool:
-    return torch_version.startswith(_SUPPORTED_TORCH + ".")
 
 
 def _device_types() -> list[str]:
@@ -72,7 +66,10 @@ def _register() -> None:
     from torch.distributed import Backend
 
     if "ccl" not in Backend.backend_list:
+        from torch_ccl import torch_versions
+
         Backend.register_backend("ccl", _create_backend, extended_api=True, devices=_device_types())
+        torch_versions.set_default_backends()
 
 
 def _override_backends() -> None:
@@ -85,17 +82,21 @@ def _override_backends() -> None:
 def _autoload() -> None:
     """The entry point `torch.backends` in pyproject.toml; torch calls it at the end of its import.
 
-    It must not raise: `import torch` would fail.
+    It never raises: `import torch` would fail.
     """
     import torch
 
-    if _is_supported(torch.__version__) and torch.distributed.is_available():
-        _register()
-        _override_backends()
+    try:
+        if torch.distributed.is_available():
+            _register()
+            _override_backends()
+    except Exception as problem:
+        print(f"torch-ccl: the backend ccl is not available: {problem}", file=sys.stderr)
     if _imported_by_torch:
         # Case 2 of the module's docstring. Without this line a later `import torch_ccl` by the
         # program would find this half-initialised module; now it runs the module again, as case 1.
-        sys.modules.pop(__name__, None)
+        for name in (__name__, f"{__name__}.torch_versions"):
+            sys.modules.pop(name, None)
 
 
 _imported_by_torch = _is_being_imported("torch")
@@ -108,12 +109,10 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     import torch
 
     __version__ = importlib.metadata.version("torch-ccl")
-    if not _is_supported(torch.__version__):
-        raise ImportError(
-            f"torch-ccl {__version__} works with torch {_SUPPORTED_TORCH}, "
-            f"but torch {torch.__version__} is installed"
-        )
-    from torch_ccl import _C, launchers
+    from torch_ccl import extension, launchers
+
+    extension.load()
+    from torch_ccl import _C
     from torch_ccl._C import ProcessGroupCCL, operation_count
     from torch_ccl.backend_override import replace, replaced, restore
     from torch_ccl.blocking_methods import make_methods_blocking

@@ -102,7 +102,12 @@ def _substitute_for(gloo: Any) -> type:
     """A class with the constructor and the attributes of ProcessGroupGloo."""
 
     def create_ours(
-        store: dist.Store, rank: int, size: int, options: Any = None, timeout: Any = None
+        store: dist.Store,
+        rank: int,
+        size: int,
+        options: Any = None,
+        timeout: Any = None,
+        **_of_gloo_alone: Any,  # enable_reconfigure in torch 2.14
     ) -> "ProcessGroupCCL":
         if isinstance(options, gloo._Options):
             timeout = options._timeout

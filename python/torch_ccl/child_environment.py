@@ -12,7 +12,7 @@ from torch_ccl.loaded_libraries import loaded_libraries
 REMOVED_VARIABLES = (
     "CCL_RSH",
     "TORCHELASTIC_USE_AGENT_STORE",
-    *(name for row in launchers.LAUNCHERS for name in row[1:] if row is not launchers.ENVIRONMENT),
+    *(name for row in launchers.LAUNCHERS for name in row[1:] if name not in launchers.ENVIRONMENT),
     *("PMI_FD", "PMIX_NAMESPACE", "PMIX_RANK"),
 )
 

@@ -30,6 +30,8 @@ ENVIRONMENT = Launcher("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL
 #: other way round; RANK and WORLD_SIZE come from torchrun or were set by hand.
 LAUNCHERS = (
     ENVIRONMENT,
+    # oneCCL's CCL_PROCESS_LAUNCHER=none: the script also sets the local rank.
+    Launcher("oneCCL's variables", "RANK", "WORLD_SIZE", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE"),
     Launcher(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
@@ -188,7 +190,7 @@ _exported: set[str] = set()
 
 def is_set_by_launcher(info: RankInfo, environment: Mapping[str, str]) -> bool:
     """Whether a launcher gives this rank and size, rather than RANK and WORLD_SIZE alone."""
-    rows = (row for row in LAUNCHERS if row is not ENVIRONMENT and row.rank not in _exported)
+    rows = (row for row in LAUNCHERS if row.rank not in {ENVIRONMENT.rank, *_exported})
     return any(info.has_same_rank(read_variables(row, environment)) for row in rows)
 
 

@@ -2,14 +2,19 @@
 
 import ctypes
 import functools
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from torch_ccl import installed_files
+
 
 class Error(RuntimeError):
     """The library reports an error, such as a setting with an invalid value."""
+
+
+class LoadError(RuntimeError):
+    """The library is missing, or a library that it needs is."""
 
 
 class Setting(TypedDict):
@@ -19,9 +24,18 @@ class Setting(TypedDict):
     is_set: bool  # in the environment
 
 
+class OtherVariable(TypedDict):
+    """A CCL_* variable that the library knows and does not read."""
+
+    name: str  # or a prefix: CCL_ZE_*
+    default: str  # of an ignored one oneCCL's
+    doc: str
+    is_ignored: bool  # oneCCL's, without effect; False: read elsewhere, or always the case
+
+
 class SettingsTable(TypedDict):
     settings: list[Setting]
-    package_variables: list[str]  # CCL_* variables that the library ignores
+    other_variables: list[OtherVariable]
 
 
 class AlgorithmRule(TypedDict):
@@ -34,6 +48,7 @@ class AlgorithmRule(TypedDict):
     dtypes: str
     several_hosts: bool
     by_setting: bool
+    applies: bool  # false: the algorithm has no rule, so it runs only if a setting names it
 
 
 class Info(TypedDict):
@@ -43,20 +58,24 @@ class Info(TypedDict):
 
 
 def _path() -> Path:
-    """Beside the extension; in an editable installation the Python files are elsewhere."""
-    extension = importlib.util.find_spec("torch_ccl._C")
-    if extension is None or extension.origin is None:
-        raise Error("torch_ccl is not installed: its extension torch_ccl._C is missing")
-    return Path(extension.origin).parent / "lib/libtccl.so"
+    path = installed_files.find("lib/libtccl.so")
+    if path is None:
+        raise LoadError("torch-ccl is not installed completely: lib/libtccl.so is missing")
+    return path
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(_path()))
+def load() -> ctypes.CDLL:
+    """Load our library, once. Raises LoadError."""
+    path = _path()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as problem:
+        raise LoadError(f"cannot load {path}: {problem}") from None
 
 
 def _call(name: str) -> dict[str, Any]:
-    function = getattr(_library(), name)
+    function = getattr(load(), name)
     function.restype = ctypes.c_char_p
     text = cast(bytes, function()).decode(errors="surrogateescape")
     result = cast(dict[str, Any], json.loads(text))

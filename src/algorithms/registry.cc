@@ -3,6 +3,7 @@
 namespace tccl {
 namespace {
 
+/// Each operation needs a row with this rule, on one host and over several (tests/unit/base_test.cc).
 constexpr Algorithm::Rule kAlways[] = {{}};
 // Measured thresholds: see docs/dev/measurements.md.
 /// one_shot reads (P - 1) times the data on every rank, two_shot less than twice the data.
@@ -84,21 +85,6 @@ constexpr Algorithm kAlgorithms[] = {
      reduce_scatter_rails, kAlways},
     {Op::alltoallv, "linear", "as alltoall; sizes are checked", nullptr, alltoall_linear, kAlways},
 };
-
-/// Whether an algorithm of this operation has no condition.
-consteval bool has_fallback(Op op, bool over_hosts) {
-  for (const Algorithm& row : kAlgorithms)
-    if (row.op == op && (row.run_over_hosts != nullptr) == over_hosts &&
-        row.rules.data() == static_cast<const Algorithm::Rule*>(kAlways))
-      return true;
-  return false;
-}
-consteval bool all_have_fallbacks() {
-  for (const Algorithm& row : kAlgorithms)
-    if (!has_fallback(row.op, false) || !has_fallback(row.op, true)) return false;
-  return true;
-}
-static_assert(all_have_fallbacks(), "AlgorithmSelector::select() needs a row with kAlways");
 
 }  // namespace
 

@@ -1,12 +1,12 @@
 // Mutual authentication of two processes that know the same secret (HMAC-SHA256
 // challenge-response).
 //
-//   acceptor                                           connector
-//     Challenge c = make_challenge()             ->
-//                                                <-      Response r = respond(secret, c, data)
+//   acceptor                                             connector
+//     Challenge c = make_challenge()               ->
+//                                                  <-      Response r = respond(secret, c, data)
 //     verify(secret, c, r, data)
 //     Confirmation f = confirm(secret, c, r, data) ->
-//                                                        verify(secret, c, r, f, data)
+//                                                          verify(secret, c, r, f, data)
 //
 // A proof covers the prover's role, both nonces and the binding data (`data`), so it can be neither
 // replayed on another connection nor reflected to its sender. The binding data is what both sides

@@ -43,6 +43,7 @@ class CpuSet {
 };
 
 int parse_cpu(std::string_view* text) {
+  while (text->starts_with(' ')) text->remove_prefix(1);
   int cpu = -1;
   const auto [end, problem] = std::from_chars(text->data(), text->data() + text->size(), cpu);
   if (problem != std::errc() || cpu < 0 || cpu >= kMaxCpus)
@@ -117,6 +118,16 @@ bool pin(pthread_t thread, std::span<const int> cpus) {
     return false;
   }
   return false;
+}
+
+std::vector<int> unavailable_cpus(std::span<const int> cpus) {
+  if (cpus.empty()) return {};
+  const std::vector<int> before = cpus_of_this_thread();
+  std::vector<int> unavailable;
+  for (const int cpu : cpus)
+    if (!pin(::pthread_self(), {&cpu, 1})) unavailable.push_back(cpu);
+  pin(::pthread_self(), before);
+  return unavailable;
 }
 
 }  // namespace tccl

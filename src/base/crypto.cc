@@ -1,14 +1,19 @@
 #include "base/crypto.h"
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
+#include <sodium/crypto_auth_hmacsha256.h>
+#include <sodium/crypto_verify_32.h>
 #include <sys/random.h>
 
 #include "base/system_error.h"
-#include "tccl/error.h"
 
 namespace tccl {
+namespace {
+
+const unsigned char* bytes_of(std::string_view text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+}  // namespace
 
 Bytes32 random_bytes32() {
   Bytes32 bytes;
@@ -18,18 +23,17 @@ Bytes32 random_bytes32() {
 }
 
 Bytes32 hmac_sha256(std::string_view key, std::string_view message) {
+  // Not crypto_auth_hmacsha256(), which takes keys of 32 bytes only. None of these can fail.
+  crypto_auth_hmacsha256_state state;
+  crypto_auth_hmacsha256_init(&state, bytes_of(key), key.size());
+  crypto_auth_hmacsha256_update(&state, bytes_of(message), message.size());
   Bytes32 digest;
-  unsigned length = 0;
-  const auto* text = reinterpret_cast<const unsigned char*>(message.data());
-  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text, message.size(),
-           digest.data(), &length) == nullptr ||
-      length != digest.size())
-    throw Error(Errc::system, "libcrypto failed to compute HMAC-SHA256");
+  crypto_auth_hmacsha256_final(&state, digest.data());
   return digest;
 }
 
 bool same_bytes(const Bytes32& a, const Bytes32& b) {
-  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+  return crypto_verify_32(a.data(), b.data()) == 0;
 }
 
 std::string to_hex(std::span<const unsigned char> bytes) {

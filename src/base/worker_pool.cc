@@ -108,12 +108,11 @@ void WorkerPool::run_worker() noexcept {
 }
 
 void WorkerPool::start_threads() noexcept {
-  std::vector<int> missing_cpus;
   try {
     threads_.reserve(static_cast<std::size_t>(options_.count));
     for (std::size_t i = 0; i < static_cast<std::size_t>(options_.count); ++i) {
       threads_.emplace_back([this] { run_worker(); });
-      name_and_pin(i, &missing_cpus);
+      name_and_pin(i);
     }
   } catch (const std::exception& error) {
     log_warning(formatted("only {} of {} worker threads could be started: {}", threads_.size(),
@@ -121,24 +120,14 @@ void WorkerPool::start_threads() noexcept {
                 options_.rank);
   }
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
-  static std::atomic<bool> warned{false};  // once per process, however many contexts it has
-  if (!missing_cpus.empty() && !warned.exchange(true, std::memory_order_relaxed))
-    log_warning(
-        formatted("CCL_WORKER_AFFINITY: CPUs {} are offline or not in the cpuset of this process; "
-                  "their workers are not pinned",
-                  cpus_text(missing_cpus)),
-        options_.rank);
 }
 
-void WorkerPool::name_and_pin(std::size_t index, std::vector<int>* missing_cpus) {
+void WorkerPool::name_and_pin(std::size_t index) {
   const pthread_t thread = threads_[index].native_handle();
   char name[16];  // the kernel's limit
   std::snprintf(name, sizeof name, "ccl-worker-%zu", index);
   ::pthread_setname_np(thread, name);
-  if (index < options_.cpus.size()) {
-    if (pin(thread, {&options_.cpus[index], 1})) return;
-    missing_cpus->push_back(options_.cpus[index]);
-  }
+  if (index < options_.cpus.size() && pin(thread, {&options_.cpus[index], 1})) return;
   pin(thread, options_.unpinned_cpus);  // the creating thread may be bound to one CPU, by OpenMP
 }
 

@@ -10,9 +10,8 @@
 // pool runs one parallel_for at a time; a thread that calls parallel_for() meanwhile executes its
 // whole range itself. So no caller ever waits for a worker to become free.
 //
-// Thread safety: every method but stop() may be called from any thread; no parallel_for() may run
-// during stop(). After fork() the child must
-// neither use nor destroy the pool (its threads do not exist there).
+// After fork() the child must neither use nor destroy the pool: its threads do not exist there.
+// Thread safety: any thread may call any method but stop(), during which no parallel_for() may run.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +28,8 @@ namespace tccl {
 
 struct WorkerPoolOptions {
   int count = 0;
-  std::vector<int> cpus;  // CPU of worker 0, 1, ...; workers without an entry are not pinned
+  /// CPU of worker 0, 1, ... A worker without an entry, or whose CPU is unavailable, is not pinned.
+  std::vector<int> cpus;
   std::vector<int> unpinned_cpus;  // of workers that are not pinned; empty: those of the creator
   bool start_at_once = false;      // start the threads in the constructor, not at the first use
   int rank = -1;                   // for log messages
@@ -77,7 +77,7 @@ class WorkerPool {
   void parallel_for_workers(std::size_t count, std::size_t grain_size, Body body,
                             bool wake_sleepers) noexcept;
   void start_threads() noexcept;
-  void name_and_pin(std::size_t index, std::vector<int>* missing_cpus);
+  void name_and_pin(std::size_t index);
   void run_worker() noexcept;
   bool run_part() noexcept;
 

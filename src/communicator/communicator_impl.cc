@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/log.h"
+#include "communicator/group_description.h"
 #include "communicator/split.h"
 #include "communicator/validate.h"
 #include "operation/op_traits.h"
@@ -15,6 +17,18 @@ namespace {
 /// Upper bound for sending the last messages to other hosts in close(). A live peer drains them in
 /// milliseconds (its progress thread does), so a longer wait means that it has died or is stopped.
 constexpr Milliseconds kCommunicatorFlushTimeout{10'000};
+
+/// What ends a wait for an operation that runs on is an Error of the operation's own or the
+/// exception of an interrupt.
+std::string why_wait_ended(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const Error& error) {
+    return formatted("failed: {}", error.what());
+  } catch (...) {
+    return "was interrupted";
+  }
+}
 
 }  // namespace
 
@@ -28,7 +42,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw Error(Errc::invalid_argument, formatted("group {}: rank {} is not in a group of {} ranks",
                                                   options.name, rank, size));
   BuiltGroup built = build_group(*impl, store, rank, size, options);
-  impl->make_workers(*built.parts.membership, built.ranks_on_same_cpus);
+  impl->on_group_built(*built.parts.membership, built.ranks_on_same_cpus);
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(built.parts), std::move(options));
   impl->add_communicator(communicator);
@@ -44,6 +58,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupPa
       membership_(*parts_.membership),
       rank_(membership_.rank()),
       size_(membership_.size()),
+      has_to_describe_(rank_ == 0 && is_logged(LogLevel::info)),
       executor_(std::make_unique<Executor>(*context_, parts_)),
       queue_(std::make_shared<OperationQueue>(context_->thread_pool(), options_.name, *executor_,
                                               context_->check_interrupt())),
@@ -69,10 +84,19 @@ void CommunicatorImpl::validate_call(const Operation& operation) const {
   validate(operation, {rank_, size_, name(), group_.layout().chunk_bytes});
 }
 
-void CommunicatorImpl::check_open() const {
+void CommunicatorImpl::begin_call() {
   context_->check_usable();
   if (closed_.load(std::memory_order_relaxed))
     throw Error(Errc::aborted, formatted("group {} is closed", name()));
+  if (has_to_describe_.load(std::memory_order_relaxed)) [[unlikely]]
+    describe_once();
+}
+
+void CommunicatorImpl::describe_once() {
+  if (!has_to_describe_.exchange(false, std::memory_order_relaxed)) return;
+  std::string text = describe_group(*context_, membership_);
+  if (!options_.serves.empty()) text += formatted("; {} is served by torch-ccl", options_.serves);
+  log(LogLevel::info, {.rank = rank_, .group = name()}, text);
 }
 
 void CommunicatorImpl::throw_if_failed() const {
@@ -90,14 +114,14 @@ void CommunicatorImpl::run(const Operation& operation, const CallOptions& option
 
 bool CommunicatorImpl::try_run(const Operation& operation, Milliseconds timeout) {
   if (is_point_to_point(operation.op)) return false;
-  check_open();
+  begin_call();
   validate_call(operation);
   throw_if_failed();
   return queue_->try_run(operation, effective(timeout));
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
-  check_open();
+  begin_call();
   validate_call(operation);
   throw_if_failed();
   options.timeout = effective(options.timeout);
@@ -106,14 +130,14 @@ std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOp
 }
 
 void CommunicatorImpl::run(OperationList list, const CallOptions& options) {
-  check_open();
+  begin_call();
   throw_if_failed();
   if (!queue_->try_run(list, effective(options.timeout)))
     wait_or_withdraw(start(std::move(list), options));
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(OperationList list, CallOptions options) {
-  check_open();
+  begin_call();
   throw_if_failed();
   options.timeout = effective(options.timeout);
   return queue_->start(list, std::move(options));
@@ -123,19 +147,15 @@ std::shared_ptr<Work> CommunicatorImpl::start(OperationList list, CallOptions op
 /// group: when run() returns, no thread may access the caller's memory any more.
 void CommunicatorImpl::wait_or_withdraw(const std::shared_ptr<Work>& work) {
   std::exception_ptr problem;
-  std::string what = "was interrupted";
   try {
     return work->wait();
-  } catch (const Error& error) {
-    if (work->done() || work->cancel()) throw;
-    problem = std::current_exception();
-    what = formatted("failed: {}", error.what());
   } catch (...) {
     if (work->done() || work->cancel()) throw;
     problem = std::current_exception();
   }
   const Error reason = membership_.fail(
-      Error(Errc::aborted, formatted("rank {} of group {} {}", rank_, name(), what), {rank_}));
+      Error(Errc::aborted,
+            formatted("rank {} of group {} {}", rank_, name(), why_wait_ended(problem)), {rank_}));
   if (!queue_->withdraw(*work, reason))
     while (!work->done()) std::this_thread::sleep_for(Milliseconds(1));
   std::rethrow_exception(problem);

@@ -54,7 +54,9 @@ class CommunicatorImpl final : public Communicator {
   void depart() noexcept;
 
  private:
-  void check_open() const;
+  /// Throws if this is a forked child or the group is closed. Describes the group in the log once.
+  void begin_call();
+  void describe_once();
   void fail_as_aborted(const std::string& text) noexcept;
   void throw_if_failed() const;
   void validate_call(const Operation& operation) const;
@@ -69,6 +71,7 @@ class CommunicatorImpl final : public Communicator {
   Membership& membership_;  // of parts_
   int rank_;
   int size_;
+  std::atomic<bool> has_to_describe_;   // in the log; relaxed: orders nothing
   std::unique_ptr<Executor> executor_;  // used by the queue alone
   std::shared_ptr<OperationQueue> queue_;
   std::shared_ptr<P2p> p2p_;

@@ -12,8 +12,10 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "communicator/communicator_impl.h"
+#include "communicator/environment_report.h"
 #include "operation/op_record.h"
 #include "planner/plan_workers.h"
+#include "rendezvous/interface_preference.h"
 #include "rendezvous/interfaces.h"
 #include "tccl/error.h"
 
@@ -39,7 +41,7 @@ std::shared_ptr<Context> Context::create(Options options) {
 
 ContextImpl::ContextImpl(Options options)
     : options_(std::move(options)),
-      settings_(settings_from_environment()),
+      settings_(parse_environment()),
       algorithms_(settings_),
       cpus_(cpus_of_this_thread()),
       arena_(std::make_shared<shm::Arena>(settings_.shared_bytes)),
@@ -48,6 +50,7 @@ ContextImpl::ContextImpl(Options options)
       pidfd_(open_own_pidfd()),
       thread_pool_(std::make_unique<ThreadPool>()),
       inbox_(std::make_unique<NoticeInbox>()) {
+  set_log_level(settings_.log_level);
   arena_->set_on_exhausted([heap = std::weak_ptr(heap_)] {
     if (const auto alive = heap.lock()) alive->free_cache();
   });
@@ -135,7 +138,7 @@ AddressOffer ContextImpl::offer_addresses(const std::string& store_host) {
   if (network_)
     offer.usable = {network_->address()};
   else
-    offer = own_addresses(store_host, settings_.interface_filter);
+    offer = own_addresses(store_host, effective_filter(settings_));
   offer.host = host_name();
   return offer;
 }
@@ -214,7 +217,7 @@ void ContextImpl::on_heartbeat() noexcept {
   for (const auto& membership : inbox_->groups()) membership->propagate_failure();
 }
 
-void ContextImpl::make_workers(const Membership& membership, int ranks_on_same_cpus) {
+void ContextImpl::on_group_built(const Membership& membership, int ranks_on_same_cpus) {
   const std::lock_guard lock(mutex_);
   max_ranks_on_same_cpus_.store(
       std::max(ranks_on_same_cpus, max_ranks_on_same_cpus_.load(std::memory_order_relaxed)),
@@ -225,12 +228,14 @@ void ContextImpl::make_workers(const Membership& membership, int ranks_on_same_c
   const LocalPlacement placement{host_map.local_rank(rank),
                                  host_map.local_size(host_map.host_of(rank)), ranks_on_same_cpus,
                                  cpus_};
-  static std::atomic<bool> warned{false};  // once per process, which may have several contexts
-  const std::string problem = worker_settings_conflict(settings_, placement);
-  if (!problem.empty() && !warned.exchange(true, std::memory_order_relaxed))
-    log_warning(problem, rank);
+  report_environment(settings_, placement, membership,
+                     membership.over_several_hosts() ? network_->endpoint().provider() : "");
   WorkerPoolOptions plan = plan_workers(settings_, placement);
   plan.rank = rank;
+  if (is_logged(LogLevel::debug))
+    log(LogLevel::debug, {.rank = rank, .group = membership.name()},
+        formatted("host {}, pid {}; {} workers on CPUs {}", host_name(), ::getpid(), plan.count,
+                  cpus_text(plan.cpus.empty() ? cpus_ : plan.cpus)));
   workers_ = std::make_unique<WorkerPool>(std::move(plan));
 }
 

@@ -51,11 +51,11 @@ class ContextImpl final : public Context {
   [[nodiscard]] shm::TensorHeap& heap() noexcept { return *heap_; }
   [[nodiscard]] ThreadPool& thread_pool() noexcept { return *thread_pool_; }
   [[nodiscard]] ProgressThread& progress_thread() noexcept { return *progress_thread_; }
-  /// Called with every group that a rendezvous built. The first one makes the workers: it knows how
-  /// many ranks this host has. Every one updates max_ranks_on_same_cpus_, for backoff().
-  /// `ranks_on_same_cpus`: how many ranks of this host, this one included, have the same affinity
-  /// mask.
-  void make_workers(const Membership& membership, int ranks_on_same_cpus);
+  /// Called with every group that a rendezvous built. The first one reports on the environment and
+  /// makes the workers: it knows the rank of this process and how many ranks this host has. Every
+  /// one updates max_ranks_on_same_cpus_, for backoff(). `ranks_on_same_cpus`: how many ranks of
+  /// this host, this one included, have the same affinity mask.
+  void on_group_built(const Membership& membership, int ranks_on_same_cpus);
   [[nodiscard]] BackoffPolicy backoff() const noexcept;
   [[nodiscard]] WorkerPool& workers() const noexcept { return *workers_; }
   [[nodiscard]] bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }

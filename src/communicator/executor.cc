@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/interrupt.h"
+#include "base/log.h"
 #include "communicator/validate.h"
 #include "operation/op_traits.h"
 #include "tccl/error.h"
@@ -24,7 +26,8 @@ Executor::Executor(ContextImpl& context, const GroupParts& parts)
       membership_(*parts.membership),
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
-      board_(group_, context.heap(), algorithm_name, interrupt_check(), context.backoff()) {
+      board_(group_, context.heap(), algorithm_name,
+             marking_interrupts(context.check_interrupt(), interrupted_), context.backoff()) {
   if (membership_.over_several_hosts()) make_channel(parts);
 }
 
@@ -33,7 +36,7 @@ void Executor::make_channel(const GroupParts& parts) {
   channel_ = std::make_unique<ofi::OfiChannel>(
       network, membership_,
       ofi::OfiChannel::Options{parts.addresses, parts.group_tag, &log_, algorithm_name,
-                               interrupt_check()});
+                               marking_interrupts(context_.check_interrupt(), interrupted_)});
   board_.set_progress_network([&network] { network.progress(); });
 }
 
@@ -59,11 +62,14 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
                                    membership_.size(), operation.dtype, channel_ != nullptr);
   record.algorithm = index_of(algorithm);
   number_and_record(record);
+  const bool traced = is_logged(LogLevel::trace);
+  const Clock::time_point begin = traced ? Clock::now() : Clock::time_point();
   try {
     board_.begin(record, deadline, timeout);
     channel_ ? run_over_hosts(algorithm, record, task, deadline, timeout)
              : algorithm.run(board_, task);
     board_.end();
+    if (traced) log_operation(record, Clock::now() - begin);
   } catch (const Error& error) {
     const Error reason = membership_.fail(error);
     board_.fail();
@@ -74,22 +80,19 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
   }
 }
 
-std::function<void()> Executor::interrupt_check() {
-  if (!context_.check_interrupt()) return {};
-  return [this] {
-    try {
-      context_.check_interrupt()();
-    } catch (...) {
-      interrupted_ = true;
-      throw;
-    }
-  };
+void Executor::log_operation(const OpRecord& record, Clock::duration duration) const {
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(duration);
+  log(LogLevel::trace, {.rank = membership_.rank(), .group = membership_.name()},
+      formatted("operation {}: {} took {} us", record.sequence,
+                describe(record, algorithm_name(record.algorithm)), us.count()));
 }
 
 /// For an exception that is not an Error: an interrupt, or such as std::bad_alloc.
 void Executor::fail_by_current_exception() {
+  Errc code = Errc::aborted;
   std::string what = formatted("was interrupted in {}", board_.operation());
   if (!std::exchange(interrupted_, false)) {
+    code = Errc::system;
     try {
       throw;
     } catch (const std::exception& error) {
@@ -98,8 +101,8 @@ void Executor::fail_by_current_exception() {
       what = formatted("failed in {}", board_.operation());
     }
   }
-  membership_.fail(Error(Errc::aborted, formatted("rank {} {}", membership_.rank(), what),
-                         {membership_.rank()}));
+  membership_.fail(
+      Error(code, formatted("rank {} {}", membership_.rank(), what), {membership_.rank()}));
   board_.fail();
 }
 

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -45,8 +44,7 @@ class Executor {
   /// Assigns the sequence number and the digest, and appends the record to the log.
   void number_and_record(OpRecord& record);
   void make_channel(const GroupParts& parts);
-  /// Context::Options::check_interrupt; if that throws, sets interrupted_.
-  std::function<void()> interrupt_check();
+  void log_operation(const OpRecord& record, Clock::duration duration) const;
   void fail_by_current_exception();
 
   ContextImpl& context_;

@@ -143,7 +143,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
   };
   rendezvous_options.apply_roster = [&](const Roster& roster) { builder.apply_roster(roster); };
   try {
-    rendezvous(rendezvous_options, context.arena().memory()->fd(), context.process_fd());
+    rendezvous(std::move(rendezvous_options), context.arena().memory()->fd(), context.process_fd());
   } catch (...) {
     if (size > 1) remove_failed_rendezvous_keys(store, rank);
     throw;

@@ -55,9 +55,9 @@ class OperationQueue::Lock {
   std::lock_guard<std::mutex> lock_;
 };
 
-/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one
-/// thread nest only if a callback calls on_done_in_order() on a completed Work, or withdraws one:
-/// run_entry() sends the callbacks of other operations to the pool.
+/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one thread nest
+/// only if a callback calls on_done_in_order() on a completed Work, or withdraws one: run_entry()
+/// sends the callbacks of other operations to the pool.
 class OperationQueue::CallbackScope {
  public:
   CallbackScope(OperationQueue& queue, Entries::iterator gate)

@@ -80,7 +80,7 @@ bool P2p::advance_locked() {
   } catch (const Error& error) {
     protocol_.fail_all(std::make_exception_ptr(membership_->fail(error)));
   } catch (const std::exception& error) {
-    const Error reason(Errc::internal, formatted("group {}: {}", group_name(), error.what()));
+    const Error reason(Errc::system, formatted("group {}: {}", group_name(), error.what()));
     protocol_.fail_all(std::make_exception_ptr(membership_->fail(reason)));
   }
   return false;

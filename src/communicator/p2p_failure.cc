@@ -14,11 +14,10 @@ std::exception_ptr P2pFailureDetector::check(P2pWork& work, Clock::time_point no
   return now >= work.deadline ? timeout_error(work, now) : nullptr;
 }
 
-/// A rank of another host that has departed counts as alive until its last message has arrived.
+/// A rank that has departed counts as alive until its last message has arrived.
 PeerState P2pFailureDetector::state_of(int rank) const {
   const PeerState state = membership_.state_of(rank);
-  const bool more_comes =
-      state == PeerState::departed && !membership_.is_local(rank) && !protocol_.is_drained(rank);
+  const bool more_comes = state == PeerState::departed && !protocol_.is_drained(rank);
   return more_comes ? PeerState::alive : state;
 }
 

@@ -1,6 +1,5 @@
 // P2pWork: a started send or recv.
-// Thread safety: the public members that follow the constructor
-// are guarded by the mutex of the P2p engine; the methods of Work are safe from any thread.
+// Thread safety: the methods of Work: any thread; the other public members: the P2p engine's mutex.
 #pragma once
 
 #include <cstdint>

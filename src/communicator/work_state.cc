@@ -17,9 +17,9 @@ void run_callback(const std::function<void()>& callback) noexcept {
   try {
     callback();
   } catch (const std::exception& error) {
-    log_warning(std::string("a completion callback threw: ") + error.what());
+    log(LogLevel::error, {}, std::string("a completion callback threw: ") + error.what());
   } catch (...) {
-    log_warning("a completion callback threw");
+    log(LogLevel::error, {}, "a completion callback threw");
   }
 }
 

@@ -1,7 +1,6 @@
 // WorkState: the state of a started operation: completion, error, callbacks and waiting. The base
 // of CollectiveWork and P2pWork. See include/tccl/work.h for the contract.
-// Thread safety: every
-// method may be called from any thread; complete() once.
+// Thread safety: every method may be called from any thread; complete() once.
 #pragma once
 
 #include <unistd.h>

@@ -1,7 +1,6 @@
 // Drives control connections: completes their handshakes, handles their frames, and concludes from
 // the end of a connection what has become of the peer.
-// Thread safety: none; guarded by the
-// ControlPlane's mutex.
+// Thread safety: none; guarded by the ControlPlane's mutex.
 #pragma once
 
 #include "health/connection_table.h"

@@ -174,9 +174,9 @@ template Notice decode(std::string_view body);
 
 std::string handshake_binding_data(const Bytes32& acceptor_id,
                                    const RemoteProcess::Identity& connector) {
-  std::string context = "control";
-  put(context, acceptor_id);
-  return context + encode_identity(connector);
+  std::string data = "control";
+  put(data, acceptor_id);
+  return data + encode_identity(connector);
 }
 
 }  // namespace tccl::control

@@ -1,8 +1,8 @@
 // Tracks how long the heartbeat counter of one process has not changed.
 //
 //   HeartbeatWatcher watcher;
-//   watcher.update(peer.heartbeats(), Clock::now());                       // in the polling loop
-//   if (watcher.is_stalled(Clock::now(), kStalledAfter)) ...          // stopped, not dead
+//   watcher.update(peer.heartbeats(), Clock::now());             // in the polling loop
+//   if (watcher.is_stalled(Clock::now(), kStalledAfter)) ...  // stopped, not dead
 //
 // Thread safety: none; a value that its owner updates.
 #pragma once

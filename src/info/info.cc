@@ -5,6 +5,7 @@
 #include "config/settings.h"
 #include "kernels/variants.h"
 #include "planner/algorithm_selector.h"
+#include "rendezvous/interface_preference.h"
 #include "rendezvous/interfaces.h"
 
 namespace tccl {
@@ -21,6 +22,7 @@ Info info() {
 std::vector<SettingValue> setting_values() {
   std::vector<SettingValue> values;
   for (const SettingRow& row : setting_rows()) {
+    if (row.use != SettingUse::library) continue;
     const char* set = std::getenv(row.name);
     values.push_back({row.name, set ? set : row.default_value, row.doc, set != nullptr});
   }
@@ -28,8 +30,8 @@ std::vector<SettingValue> setting_values() {
 }
 
 std::vector<std::string> addresses_of_this_host() {
-  return own_addresses(/*store_host=*/"", parse_setting("CCL_SOCKET_IFNAME").interface_filter)
-      .usable;
+  const Settings settings = parse_settings({"CCL_SOCKET_IFNAME", "CCL_MNIC_NAME", "CCL_KVS_IFACE"});
+  return own_addresses(/*store_host=*/"", effective_filter(settings)).usable;
 }
 
 }  // namespace tccl

@@ -65,13 +65,22 @@ std::string algorithm_json(const AlgorithmRule& row) {
        member("from_bytes", to_json(row.from_bytes)), member("to_bytes", to_json(row.to_bytes)),
        member("from_ranks", to_json(row.from_ranks)), member("dtypes", to_json(row.dtypes)),
        member("several_hosts", to_json(row.several_hosts)),
-       member("by_setting", to_json(row.by_setting))});
+       member("by_setting", to_json(row.by_setting)), member("applies", to_json(row.applies))});
+}
+
+std::string other_variable_json(const SettingRow& row) {
+  return object({member("name", to_json(std::string_view(row.name))),
+                 member("default", to_json(std::string_view(row.default_value))),
+                 member("doc", to_json(std::string_view(row.doc))),
+                 member("is_ignored", to_json(row.use == SettingUse::ignored))});
 }
 
 std::string settings_json() {
-  const auto name_json = [](std::string_view name) { return to_json(name); };
+  std::vector<SettingRow> others;
+  for (const SettingRow& row : setting_rows())
+    if (row.use != SettingUse::library) others.push_back(row);
   return object({member("settings", array(setting_values(), setting_json)),
-                 member("package_variables", array(package_variables(), name_json))});
+                 member("other_variables", array(others, other_variable_json))});
 }
 
 std::string info_json() {

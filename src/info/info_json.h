@@ -2,7 +2,7 @@
 // C++ (the command torch-ccl loads libtccl.so by dlopen) call them.
 //
 //   tccl_settings_json()        {"settings": [{"name", "value", "doc", "is_set"}],
-//                                "package_variables": [name]}
+//                                "other_variables": [{"name", "default", "doc", "is_ignored"}]}
 //   tccl_info_json()            {"kernels", "algorithms": [...], "settings": [...]}
 //   tccl_host_addresses_json()  {"addresses": [text]}
 //

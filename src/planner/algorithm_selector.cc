@@ -1,12 +1,12 @@
 #include "planner/algorithm_selector.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <limits>
 
 #include "base/format.h"
 #include "kernels/float8.h"
+#include "planner/oneccl_algorithms.h"
 #include "tccl/error.h"
 
 namespace tccl {
@@ -14,24 +14,11 @@ namespace {
 
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
-const Algorithm& find(Op op, std::string_view name) {
-  for (const Algorithm& row : algorithms())
-    if (row.op == op && name == row.name) return row;
-  std::string known;
-  for (const Algorithm& row : algorithms())
-    if (row.op == op) known += formatted("{}{}", known.empty() ? "" : ", ", row.name);
-  throw Error(Errc::invalid_argument,
-              formatted("there is no algorithm \"{}\", only {}", name, known));
-}
-
-/// "CCL_ALLREDUCE"
-std::string setting_of(Op op) {
-  std::string name(name_of(op));
-  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
-  return "CCL_" + name;
-}
-
 bool is_for_several_hosts(const Algorithm& row) { return row.run_over_hosts != nullptr; }
+
+bool may_name(const AlgorithmSetting& setting, const Algorithm& row) {
+  return row.op == setting.op && (is_for_several_hosts(row) || !setting.over_hosts);
+}
 
 std::size_t parse_limit(std::string_view text) {
   if (text == "max") return kNoLimit;
@@ -54,36 +41,55 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 }  // namespace
 
-AlgorithmSelector::AlgorithmSelector(const Settings& settings) {
+AlgorithmSelector::AlgorithmSelector(const Settings& settings, std::span<const Algorithm> table)
+    : table_(table) {
   const auto rules = [this](Op op) -> auto& { return rules_[static_cast<std::size_t>(op)]; };
-  for (const Algorithm& row : algorithms())
+  for (const Algorithm& row : table_)
     for (const Algorithm::Rule& rule : row.rules)
       rules(row.op).push_back({.algorithm = &row,
                                .from_bytes = rule.from_bytes,
                                .from_ranks = rule.from_ranks,
                                .float8_only = rule.float8_only});
-  for (std::size_t i = 0; i < rules_.size(); ++i) {
-    const auto op = static_cast<Op>(i);
-    try {
-      for (const std::string_view rule : split(settings.algorithm[i], ';'))
-        rules_[i].push_back(parse_rule(op, rule));
-    } catch (const Error& problem) {
-      throw Error(Errc::invalid_argument,
-                  formatted("{}={}: {}", setting_of(op), settings.algorithm[i], problem.what()));
-    }
+  for (const AlgorithmSetting& setting : settings.algorithms) add_rules(setting);
+}
+
+void AlgorithmSelector::add_rules(const AlgorithmSetting& setting) {
+  try {
+    for (const std::string_view text : split(setting.text, ';'))
+      if (const auto rule = parse_rule(setting, text))
+        rules_[static_cast<std::size_t>(setting.op)].push_back(*rule);
+  } catch (const Error& problem) {
+    throw Error(Errc::invalid_argument,
+                formatted("{}={}: {}", setting.variable, setting.text, problem.what()));
   }
 }
 
-AlgorithmSelector::Rule AlgorithmSelector::parse_rule(Op op, std::string_view rule) {
+const Algorithm* AlgorithmSelector::find(const AlgorithmSetting& setting,
+                                         std::string_view name) const {
+  std::string known;
+  for (const Algorithm& row : table_) {
+    if (!may_name(setting, row)) continue;
+    if (name == row.name) return &row;
+    known += formatted("{}{}", known.empty() ? "" : ", ", row.name);
+  }
+  if (is_oneccl_algorithm(name)) return nullptr;
+  throw Error(Errc::invalid_argument,
+              formatted("there is no algorithm \"{}\", only {}", name, known));
+}
+
+std::optional<AlgorithmSelector::Rule> AlgorithmSelector::parse_rule(
+    const AlgorithmSetting& setting, std::string_view rule) const {
   const auto colon = rule.find(':');
+  const Algorithm* algorithm = find(setting, rule.substr(0, colon));
+  if (algorithm == nullptr) return std::nullopt;
   const std::string_view range = colon == std::string_view::npos ? "0-max" : rule.substr(colon + 1);
   const auto dash = range.find('-');
   if (dash == std::string_view::npos)
     throw Error(Errc::invalid_argument, formatted("\"{}\" is not a range", range));
-  return {.algorithm = &find(op, rule.substr(0, colon)),
-          .from_bytes = parse_limit(range.substr(0, dash)),
-          .to_bytes = parse_limit(range.substr(dash + 1)),
-          .by_setting = true};
+  return Rule{.algorithm = algorithm,
+              .from_bytes = parse_limit(range.substr(0, dash)),
+              .to_bytes = parse_limit(range.substr(dash + 1)),
+              .by_setting = true};
 }
 
 const Algorithm& AlgorithmSelector::select(Op op, std::size_t bytes, int ranks, DType dtype,
@@ -99,12 +105,15 @@ const Algorithm& AlgorithmSelector::select(Op op, std::size_t bytes, int ranks, 
 
 std::vector<AlgorithmRule> AlgorithmSelector::rules() const {
   std::vector<AlgorithmRule> rows;
+  const auto add = [&](const Rule& rule, bool applies) {
+    rows.push_back({rule.algorithm->op, rule.algorithm->name, rule.algorithm->doc, rule.from_bytes,
+                    rule.to_bytes, rule.from_ranks, rule.float8_only ? "float8" : "all",
+                    is_for_several_hosts(*rule.algorithm), rule.by_setting, applies});
+  };
   for (const auto& rules : rules_)
-    for (const Rule& rule : rules)
-      rows.push_back({rule.algorithm->op, rule.algorithm->name, rule.algorithm->doc,
-                      rule.from_bytes, rule.to_bytes, rule.from_ranks,
-                      rule.float8_only ? "float8" : "all", is_for_several_hosts(*rule.algorithm),
-                      rule.by_setting});
+    for (const Rule& rule : rules) add(rule, /*applies=*/true);
+  for (const Algorithm& row : table_)
+    if (row.rules.empty()) add({.algorithm = &row}, /*applies=*/false);
   return rows;
 }
 

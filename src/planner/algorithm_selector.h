@@ -9,6 +9,8 @@
 #include <array>
 #include <cstddef>
 #include <limits>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -21,8 +23,10 @@ namespace tccl {
 class AlgorithmSelector {
  public:
   /// Throws Error{invalid_argument} for a setting that names an unknown algorithm or a bad range.
-  explicit AlgorithmSelector(const Settings& settings);
-  /// All rules, for tccl::info().
+  /// Tests pass a table of their own.
+  explicit AlgorithmSelector(const Settings& settings,
+                             std::span<const Algorithm> table = algorithms());
+  /// All rules, and the algorithms without one, for tccl::info().
   [[nodiscard]] std::vector<AlgorithmRule> rules() const;
   [[nodiscard]] const Algorithm& select(Op op, std::size_t bytes, int ranks, DType dtype,
                                         bool several_hosts = false) const;
@@ -36,8 +40,14 @@ class AlgorithmSelector {
     bool float8_only = false;
     bool by_setting = false;
   };
-  static Rule parse_rule(Op op, std::string_view rule);
+  void add_rules(const AlgorithmSetting& setting);
+  /// Null for a name of oneCCL's that is not also one of ours.
+  [[nodiscard]] const Algorithm* find(const AlgorithmSetting& setting, std::string_view name) const;
+  /// None for a name of oneCCL's: the default applies.
+  [[nodiscard]] std::optional<Rule> parse_rule(const AlgorithmSetting& setting,
+                                               std::string_view rule) const;
 
+  std::span<const Algorithm> table_;
   std::array<std::vector<Rule>, kOpCount> rules_;  // by Op; the last rule that applies wins
 };
 

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -45,13 +44,25 @@ void write_private_file(const std::string& path, std::string_view value) {
     throw_system_error("write " + path);
 }
 
+/// Creates a directory and its missing parents, like `mkdir -p -m <mode>`.
+void make_directories(const std::string& path, mode_t mode) {
+  if (::mkdir(path.c_str(), mode) == 0 || errno == EEXIST) return;
+  const std::size_t slash = path.find_last_of('/', path.find_last_not_of('/'));
+  if (errno != ENOENT || slash == std::string::npos) throw_system_error("mkdir " + path);
+  make_directories(path.substr(0, slash), 0777);
+  if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) throw_system_error("mkdir " + path);
+}
+
+void require_directory(const std::string& path) {
+  if (!Fd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)))
+    throw_system_error("open " + path);
+}
+
 class FileStore final : public Store {
  public:
   explicit FileStore(std::string directory) : directory_(std::move(directory)) {
-    std::error_code error;
-    if (std::filesystem::create_directories(directory_, error))
-      std::filesystem::permissions(directory_, std::filesystem::perms::owner_all, error);
-    if (error) throw Error(Errc::system, formatted("{}: {}", directory_, error.message()));
+    make_directories(directory_, 0700);
+    require_directory(directory_);
   }
 
   void set(const std::string& key, std::string_view value) override {

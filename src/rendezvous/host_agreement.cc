@@ -1,10 +1,6 @@
 #include "rendezvous/host_agreement.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <new>
-#include <system_error>
 
 #include "base/format.h"
 #include "rendezvous/host_discovery.h"
@@ -39,26 +35,6 @@ std::string_view name_of(Round round) {
   return "unknown";
 }
 
-Status status_of_current_exception(const RendezvousOptions& options) noexcept {
-  const auto status_of_this_rank = [&](const std::string& what) {
-    return failure_status(init_error(
-        options.group, Errc::aborted,
-        formatted("rank {} (host {}, pid {}) {}", options.rank, host_name(), ::getpid(), what),
-        {options.rank}));
-  };
-  try {
-    throw;
-  } catch (const Error& error) {
-    return failure_status(error);
-  } catch (const std::bad_alloc&) {
-    return status_of_this_rank("ran out of memory before the group was formed");
-  } catch (const std::system_error& error) {
-    return status_of_this_rank(formatted("failed before the group was formed: {}", error.what()));
-  } catch (...) {
-    return status_of_this_rank("was interrupted before the group was formed");
-  }
-}
-
 HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& host_map,
                              std::function<void()> while_waiting)
     : options_(options),
@@ -79,7 +55,7 @@ auto HostAgreement::in_round(Round round, const Exchange& exchange) const {
   try {
     return exchange();
   } catch (const Error& error) {
-    if (!is_store_timeout(error)) throw;
+    if (!is_unattributed_timeout(error)) throw;
     throw init_timeout(options_,
                        formatted("the {} hosts did not complete the exchange of {}; host {} waited",
                                  host_map_.hosts(), name_of(round), host_name()),
@@ -102,9 +78,8 @@ std::vector<std::string> HostAgreement::exchange(Round round, FunctionRef<std::s
     text = rest;
   }
   if (texts.size() != static_cast<std::size_t>(host_map_.hosts()))
-    throw init_error(options_.group, Errc::system,
-                     formatted("the store contains {} of {} hosts in round {}", texts.size(),
-                               host_map_.hosts(), name_of(round)));
+    throw Error(Errc::system, formatted("the store contains {} of {} hosts in round {}",
+                                        texts.size(), host_map_.hosts(), name_of(round)));
   return texts;
 }
 
@@ -138,7 +113,7 @@ std::vector<PeerInfo> HostAgreement::decode_peer_infos(const std::vector<std::st
   for (const std::string& text : texts) {
     for (std::string_view rest(text); !rest.empty(); ++count) {
       const auto peer_info = cut_packet<PeerInfo>(rest);
-      check_valid(options_.group, peer_info, options_.size, host_map_.hosts());
+      check_valid(peer_info, options_.size, host_map_.hosts());
       check_compatible(options_.group, own, peer_info);
       all[static_cast<std::size_t>(peer_info.rank)] = peer_info;
     }
@@ -147,9 +122,9 @@ std::vector<PeerInfo> HostAgreement::decode_peer_infos(const std::vector<std::st
   for (int rank = 0; rank < options_.size; ++rank)
     complete = complete && all[static_cast<std::size_t>(rank)].rank == rank;
   if (!complete)
-    throw init_error(options_.group, Errc::system,
-                     formatted("the store contains {} PeerInfos, not one for each of {} ranks",
-                               count, options_.size));
+    throw Error(Errc::system,
+                formatted("the store contains {} PeerInfos, not one for each of {} ranks", count,
+                          options_.size));
   return all;
 }
 
@@ -170,9 +145,8 @@ Status HostAgreement::agree_on_status(const Status& own) const {
     const auto theirs = cut_packet<Status>(rest);
     if (common.ok != 0 && theirs.ok == 0) common = theirs;
   }
-  // A host that has contributed its status has read these keys. After a failure some may be
-  // missing.
-  if (texts.size() == static_cast<std::size_t>(host_map_.hosts()))
+  // Every host has contributed its status, so all have read these keys.
+  if (host_ == 0)
     for (const Round earlier : {Round::addresses, Round::peer_infos})
       remove_key(*options_.store, store.key(name_of(earlier)));
   const std::string result =

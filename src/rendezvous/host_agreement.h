@@ -57,8 +57,4 @@ class HostAgreement {
   std::function<void()> while_waiting_;
 };
 
-/// The Status of an exception that is being handled: of an Error its own; no memory or a failed
-/// system call; else "interrupted", because what is thrown then is options.check_interrupt's.
-Status status_of_current_exception(const RendezvousOptions& options) noexcept;
-
 }  // namespace tccl

@@ -24,7 +24,7 @@ HostCoordinators read_host_coordinators(const StoreClient& client,
   for (int coordinator = 0; text >> coordinator;) coordinators.push_back(coordinator);
   if (coordinators.size() != static_cast<std::size_t>(options.size))
     throw init_error(options.group, Errc::mismatch,
-                     "the ranks were given different sizes of the group");
+                     "the ranks were given different sizes of the group", {options.rank});
   return coordinators;
 }
 
@@ -61,7 +61,8 @@ void throw_if_failure_published(const StoreClient& client) {
   std::string text;
   try {
     text = client.store.get(client.key(kFailureKey), std::chrono::milliseconds(0));
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.code() != Errc::timeout) throw;
     return;  // no such key
   }
   std::string_view bytes(text);

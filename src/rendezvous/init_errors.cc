@@ -1,6 +1,9 @@
 #include "rendezvous/init_errors.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <exception>
 
 #include "base/format.h"
 #include "rendezvous/join_record.h"
@@ -52,6 +55,17 @@ std::string describe_incomplete(const Participation& p) {
   return text + " joined but never completed the rendezvous";
 }
 
+std::string this_rank(const RendezvousOptions& options) {
+  return formatted("rank {} (host {}, pid {})", options.rank, host_name(), ::getpid());
+}
+
+Error own_failure(const RendezvousOptions& options, Errc code, const char* reason) {
+  return init_error(
+      options.group, code,
+      formatted("{} failed before the group was formed: {}", this_rank(options), reason),
+      {options.rank});
+}
+
 }  // namespace
 
 Error init_error(const std::string& group, Errc code, const std::string& text,
@@ -67,14 +81,32 @@ Error init_timeout(const RendezvousOptions& options, const std::string& text,
           std::move(ranks)};
 }
 
-bool is_store_timeout(const Error& error) {
+bool is_unattributed_timeout(const Error& error) {
   return error.code() == Errc::timeout && error.ranks().empty();
+}
+
+Error attributed_to_this_rank(const RendezvousOptions& options) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error.ranks().empty() ? own_failure(options, error.code(), error.what()) : error;
+  } catch (const std::exception& error) {
+    return own_failure(options, Errc::system, error.what());
+  } catch (...) {
+    return own_failure(options, Errc::system, "an exception of unknown type");
+  }
+}
+
+Error interrupt_error(const RendezvousOptions& options) {
+  return init_error(options.group, Errc::aborted,
+                    this_rank(options) + " was interrupted before the group was formed",
+                    {options.rank});
 }
 
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
                             const Error& reason) {
-  const char* what = reason.code() == Errc::timeout ? "did not complete the rendezvous"
-                                                    : "left before the group was formed";
+  const char* what = reason.code() == Errc::peer_lost ? "left before the group was formed"
+                                                      : "did not complete the rendezvous";
   return init_error(options.group, reason.code(),
                     formatted("{} {}: {}", process, what, reason.what()), {rank});
 }

@@ -1,4 +1,5 @@
-// The error messages of a rendezvous, all of which begin with: init of group world.
+// The error messages of a rendezvous, all of which begin with: init of group world. Each names a
+// rank: an error that names none comes from a socket or from the store.
 // Thread safety: functions without shared state.
 #pragma once
 
@@ -19,8 +20,15 @@ Error init_error(const std::string& group, Errc code, const std::string& text,
 Error init_timeout(const RendezvousOptions& options, const std::string& text,
                    std::vector<int> ranks = {});
 
-/// Whether the error is a timeout of the store, which names no rank; timeouts of ranks do.
-bool is_store_timeout(const Error& error);
+/// Whether the error is a timeout of a socket or of the store.
+bool is_unattributed_timeout(const Error& error);
+
+/// The exception that is being handled, as an Error that names a rank: itself, or
+/// `init of group world: rank 2 (host b, pid 4711) failed before the group was formed: text`.
+Error attributed_to_this_rank(const RendezvousOptions& options);
+
+/// `init of group world: rank 2 (host b, pid 4711) was interrupted before the group was formed`
+Error interrupt_error(const RendezvousOptions& options);
 
 /// `process` left or did not answer: `reason` is the error of its connection.
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,

@@ -47,7 +47,8 @@ int authenticate(int socket, const RendezvousOptions& options) {
   if (!verify(options.secret, challenge, response, reply.confirmation, kLocalHandshake))
     throw init_error(options.group, Errc::system,
                      "the process that listens on the rendezvous socket does not know the group's "
-                     "secret");
+                     "secret",
+                     {options.rank});
   return reply.coordinator_rank;
 }
 

@@ -136,7 +136,22 @@ void LocalServer::authenticate(Connection& connection) {
   const JoinReply reply{
       confirm(options_.secret, connection.challenge, request.response, kLocalHandshake),
       self_.rank};
-  send_packet(connection.socket.get(), reply, options_.deadline);
+  exchange_with(connection, [&](int socket) { send_packet(socket, reply, options_.deadline); });
+}
+
+/// Calls `exchange` with the socket of a rank that has joined. Throws the failure that the rank
+/// reports, or that it left. Closes the connection then: check_connections() must not report the
+/// rank once more, while the other hosts get the reason.
+template <class Exchange>
+void LocalServer::exchange_with(Connection& connection, const Exchange& exchange) {
+  try {
+    exchange(connection.socket.get());
+  } catch (const Error& error) {
+    connection.socket.reset();
+    if (!error.ranks().empty()) throw;  // the rank reported it
+    throw incomplete_rank_error(options_, describe(connection.claimed), connection.claimed.rank,
+                                error);
+  }
 }
 
 void LocalServer::check_rank(const Connection& connection) const {
@@ -162,7 +177,8 @@ void LocalServer::check_connections() const {
     char byte;
     if (connection.authenticated &&
         ::recv(connection.socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
-      throw lost_error(connection, Error(Errc::peer_lost, "it closed its connection"));
+      throw incomplete_rank_error(options_, describe(connection.claimed), connection.claimed.rank,
+                                  Error(Errc::peer_lost, "it closed its connection"));
   }
 }
 
@@ -173,24 +189,20 @@ std::vector<int> LocalServer::joined_ranks() const {
   return ranks;
 }
 
-Error LocalServer::lost_error(const Connection& connection, const Error& reason) const {
-  return incomplete_rank_error(options_, describe(connection.claimed), connection.claimed.rank,
-                               reason);
-}
-
 // ---- PeerInfos ----
 
 std::vector<LocalPeer> LocalServer::gather_peer_infos(const HostMap& host_map,
                                                       const std::string& address) {
   HostAddress host_address{};
   std::strncpy(host_address.address, address.c_str(), sizeof host_address.address - 1);
-  for (const Connection& connection : connections_)
+  for (Connection& connection : connections_)
     if (connection.authenticated)
-      send_packet(connection.socket.get(), host_address, options_.deadline);
+      exchange_with(connection,
+                    [&](int socket) { send_packet(socket, host_address, options_.deadline); });
   self_ = options_.make_peer_info(address);
   self_.host_index = host_map.host_of(self_.rank);
   while (received_peer_infos() + 1 < host_map.local_size(self_.host_index)) {
-    if (Clock::now() >= options_.deadline) throw_timeout_of_silent_ranks();
+    if (Clock::now() >= options_.deadline) throw timeout_of_silent_ranks();
     poll(/*other_fd=*/-1);
   }
   std::vector<LocalPeer> local = take_local_peers();
@@ -198,8 +210,8 @@ std::vector<LocalPeer> LocalServer::gather_peer_infos(const HostMap& host_map,
   return local;
 }
 
-/// Throws the timeout of the ranks that have connected but sent no PeerInfo.
-void LocalServer::throw_timeout_of_silent_ranks() const {
+/// Names the ranks that have connected but sent no PeerInfo, or else those that have not connected.
+Error LocalServer::timeout_of_silent_ranks() const {
   std::vector<int> ranks;
   std::string names;
   for (const Connection& connection : connections_) {
@@ -207,8 +219,8 @@ void LocalServer::throw_timeout_of_silent_ranks() const {
     ranks.push_back(connection.claimed.rank);
     names += (names.empty() ? "" : ", ") + describe(connection.claimed);
   }
-  if (!ranks.empty())
-    throw init_timeout(options_, names + " joined but never completed the rendezvous", ranks);
+  if (ranks.empty()) return missing_ranks_timeout(options_, joined_ranks());
+  return init_timeout(options_, names + " joined but never completed the rendezvous", ranks);
 }
 
 int LocalServer::received_peer_infos() const {
@@ -226,35 +238,19 @@ std::vector<LocalPeer> LocalServer::take_local_peers() {
 }
 
 void LocalServer::receive_peer_info(Connection& connection) {
-  const int socket = connection.socket.get();
   LocalPeer peer;
-  try {
+  exchange_with(connection, [&](int socket) {
     if (connection.peer) throw Error(Errc::peer_lost, "it closed its connection");
-    throw_if_failure_reported(connection);
+    throw_if_failure_received(socket, Clock::now());
     std::vector<Fd> fds;
     peer.peer_info = receive_packet<PeerInfo>(socket, Clock::now(), &fds);
     if (fds.empty()) throw Error(Errc::system, "received a PeerInfo without shared memory");
     peer.memory = std::move(fds[0]);
     if (fds.size() > 1) peer.process = std::move(fds[1]);
-  } catch (const Error& error) {
-    if (error.code() != Errc::peer_lost || !error.ranks().empty()) throw;
-    connection.socket.reset();  // check_connections() must not report it once more
-    throw lost_error(connection, error);
-  }
+  });
   peer.peer_info.host_index = self_.host_index;
   check_compatible(options_.group, self_, peer.peer_info);
   connection.peer = std::move(peer);
-}
-
-/// Throws the failure that the rank sent instead of its PeerInfo. The rank exits then:
-/// check_connections() must not report it as lost while the other hosts get its reason.
-void LocalServer::throw_if_failure_reported(Connection& connection) {
-  try {
-    throw_if_failure_received(connection.socket.get(), Clock::now());
-  } catch (const Error&) {
-    connection.socket.reset();
-    throw;
-  }
 }
 
 // ---- roster and outcome ----
@@ -262,25 +258,20 @@ void LocalServer::throw_if_failure_reported(Connection& connection) {
 void LocalServer::distribute(const Roster& roster, int memory_fd, int pid_fd) {
   options_.apply_roster(roster);
   // One connection at a time: the kernel limits the number of descriptors in flight.
-  for (const Connection& connection : connections_) {
-    if (!connection.peer) continue;
-    try {
-      send_roster(connection, roster, memory_fd, pid_fd);
-    } catch (const Error& error) {
-      if (!error.ranks().empty()) throw;  // the rank reported the reason itself
-      throw lost_error(connection, error);
-    }
-  }
+  for (Connection& connection : connections_)
+    if (connection.peer)
+      exchange_with(connection,
+                    [&](int socket) { send_roster(socket, roster, memory_fd, pid_fd); });
 }
 
-void LocalServer::send_roster(const Connection& connection, const Roster& roster, int memory_fd,
-                              int pid_fd) const {
+/// Throws the failure that the rank reports.
+void LocalServer::send_roster(int socket, const Roster& roster, int memory_fd, int pid_fd) const {
   std::vector<int> own{memory_fd};
   if (pid_fd >= 0) own.push_back(pid_fd);
   for (const PeerInfo& peer_info : roster.all)
-    send_packet(connection.socket.get(), peer_info, options_.deadline,
+    send_packet(socket, peer_info, options_.deadline,
                 peer_info.rank == self_.rank ? own : descriptors_of(peer_info.rank, roster.local));
-  throw_if_failed(receive_packet<Status>(connection.socket.get(), options_.deadline));
+  throw_if_failed(receive_packet<Status>(socket, options_.deadline));
 }
 
 void LocalServer::announce(const Status& status) noexcept {

@@ -64,13 +64,12 @@ class LocalServer {
   void authenticate(Connection& connection);
   void check_rank(const Connection& connection) const;
   void receive_peer_info(Connection& connection);
-  static void throw_if_failure_reported(Connection& connection);
   [[nodiscard]] int received_peer_infos() const;
   [[nodiscard]] std::vector<LocalPeer> take_local_peers();
-  void send_roster(const Connection& connection, const Roster& roster, int memory_fd,
-                   int pid_fd) const;
-  [[nodiscard]] Error lost_error(const Connection& connection, const Error& reason) const;
-  void throw_timeout_of_silent_ranks() const;
+  template <class Exchange>
+  void exchange_with(Connection& connection, const Exchange& exchange);
+  void send_roster(int socket, const Roster& roster, int memory_fd, int pid_fd) const;
+  [[nodiscard]] Error timeout_of_silent_ranks() const;
 
   const RendezvousOptions& options_;
   Fd listener_;

@@ -68,14 +68,14 @@ void check_compatible(const std::string& group, const PeerInfo& own, const PeerI
   c.check_equal("the address family", address_family(own), address_family(other));
 }
 
-void check_valid(const std::string& group, const PeerInfo& received, int ranks, int hosts) {
+void check_valid(const PeerInfo& received, int ranks, int hosts) {
   const auto is_terminated = [](const auto& text) { return text[sizeof text - 1] == 0; };
   const bool valid = received.rank >= 0 && received.rank < ranks && received.host_index >= 0 &&
                      received.host_index < hosts && is_terminated(received.host) &&
                      is_terminated(received.control_address) && is_terminated(received.provider) &&
                      is_terminated(received.rxm_eager_limit) &&
                      received.endpoint_name_bytes <= sizeof received.endpoint_name;
-  if (!valid) throw init_error(group, Errc::system, "the store contains an invalid PeerInfo");
+  if (!valid) throw Error(Errc::system, "the store contains an invalid PeerInfo");
 }
 
 }  // namespace tccl

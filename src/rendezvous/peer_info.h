@@ -51,6 +51,6 @@ void check_same_size(const std::string& group, const PeerInfo& own, const PeerIn
 void check_compatible(const std::string& group, const PeerInfo& own, const PeerInfo& other);
 
 /// Throws Error{system} if a field is out of range: other processes may write to the store.
-void check_valid(const std::string& group, const PeerInfo& received, int ranks, int hosts);
+void check_valid(const PeerInfo& received, int ranks, int hosts);
 
 }  // namespace tccl

@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <functional>
 #include <optional>
 #include <thread>
 
+#include "base/interrupt.h"
 #include "base/unix_socket.h"
 #include "rendezvous/host_agreement.h"
 #include "rendezvous/host_discovery.h"
@@ -31,7 +33,7 @@ HostMap discover_hosts(const RendezvousOptions& options, LocalServer& server) {
   try {
     return HostMap(discovery.result());
   } catch (const Error& error) {
-    if (!is_store_timeout(error)) throw;
+    if (!is_unattributed_timeout(error)) throw;
     throw missing_ranks_timeout(options, server.joined_ranks());
   }
 }
@@ -65,7 +67,9 @@ void form_group(const RendezvousOptions& options, LocalServer& server, const Hos
 }
 
 /// The steps of the rank that bound the rendezvous socket of its host.
-void coordinate(const RendezvousOptions& options, Fd listener, int memory_fd, int pid_fd) {
+void coordinate(RendezvousOptions options, Fd listener, int memory_fd, int pid_fd) {
+  bool interrupted = false;
+  options.check_interrupt = marking_interrupts(std::move(options.check_interrupt), interrupted);
   LocalServer server(options, std::move(listener));
   std::optional<HostMap> host_map;
   try {
@@ -73,7 +77,8 @@ void coordinate(const RendezvousOptions& options, Fd listener, int memory_fd, in
     form_group(options, server, *host_map, memory_fd, pid_fd);
     server.announce(Status{});
   } catch (...) {
-    const Status status = status_of_current_exception(options);
+    const Status status =
+        failure_status(interrupted ? interrupt_error(options) : attributed_to_this_rank(options));
     server.announce(status);
     // Every host polls for a published failure until the group is formed.
     if (!host_map || host_map->hosts() > 1) try_publish_failure(options, status);
@@ -81,15 +86,7 @@ void coordinate(const RendezvousOptions& options, Fd listener, int memory_fd, in
   }
 }
 
-}  // namespace
-
-std::string host_name() {
-  char name[64] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
-
-void rendezvous(const RendezvousOptions& options, int memory_fd, int pid_fd) {
+void run(const RendezvousOptions& options, int memory_fd, int pid_fd) {
   if (options.size == 1) return form_single_rank_group(options);
   while (Clock::now() < options.deadline) {
     if (options.check_interrupt) options.check_interrupt();
@@ -101,6 +98,38 @@ void rendezvous(const RendezvousOptions& options, int memory_fd, int pid_fd) {
   }
   throw init_timeout(options, "no rank of this host accepts connections on the rendezvous socket",
                      {options.rank});
+}
+
+/// The other ranks get what `callback` throws: it must name this rank.
+template <class Result, class... Arguments>
+void attribute_failures(std::function<Result(Arguments...)>& callback,
+                        const RendezvousOptions& options) {
+  callback = [call = std::move(callback), &options](Arguments... arguments) -> Result {
+    try {
+      return call(arguments...);
+    } catch (...) {
+      throw attributed_to_this_rank(options);
+    }
+  };
+}
+
+}  // namespace
+
+std::string host_name() {
+  char name[64] = {};
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+void rendezvous(RendezvousOptions options, int memory_fd, int pid_fd) {
+  attribute_failures(options.offer_addresses, options);
+  attribute_failures(options.make_peer_info, options);
+  attribute_failures(options.apply_roster, options);
+  try {
+    run(options, memory_fd, pid_fd);
+  } catch (const Error&) {
+    throw attributed_to_this_rank(options);
+  }
 }
 
 }  // namespace tccl

@@ -63,7 +63,7 @@ struct RendezvousOptions {
 
 /// Throws the same error on every rank: Error{timeout} names the missing ranks, Error{mismatch}
 /// what differs, Error{peer_lost} the rank that died.
-void rendezvous(const RendezvousOptions& options, int memory_fd, int pid_fd);
+void rendezvous(RendezvousOptions options, int memory_fd, int pid_fd);
 
 std::string host_name();
 

@@ -112,14 +112,9 @@ std::vector<std::string> store_allgather(const StoreClient& client, std::string_
 std::string store_broadcast(const StoreClient& client, std::string_view round, int index, int count,
                             const std::string& text) {
   if (index != 0) return read_and_remove(client, result_key(client, round, index));
-  store_broadcast_send(client, round, count, text);
+  for (int receiver = 1; receiver < count; ++receiver)
+    client.store.set(result_key(client, round, receiver), text);
   return text;
-}
-
-void store_broadcast_send(const StoreClient& client, std::string_view round, int count,
-                          const std::string& text) {
-  for (int index = 1; index < count; ++index)
-    client.store.set(result_key(client, round, index), text);
 }
 
 void remove_key(Store& store, const std::string& key) noexcept {

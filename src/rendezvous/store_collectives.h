@@ -46,9 +46,6 @@ std::vector<std::string> store_allgather(const StoreClient& client, std::string_
 /// so that no key is left and no further round must confirm that.
 std::string store_broadcast(const StoreClient& client, std::string_view round, int index, int count,
                             const std::string& text);
-/// Participant 0's half of store_broadcast().
-void store_broadcast_send(const StoreClient& client, std::string_view round, int count,
-                          const std::string& text);
 
 /// Ignores failure: a store that cannot remove keys serves one group only.
 void remove_key(Store& store, const std::string& key) noexcept;

@@ -325,7 +325,9 @@ def train(directory):
     dataset = samples()
     tile = single_card_dist(torch.nn.Linear(4, 1), dataset)
     begin = tile.model.module.weight.detach().clone()
-    loader = DataLoader(dataset, batch_size=4, sampler=tile.train_sampler, num_workers=1)
+    loader = DataLoader(
+        dataset, batch_size=4, sampler=tile.train_sampler, num_workers=1, persistent_workers=True
+    )
     optimizer = torch.optim.SGD(tile.model.parameters(), lr=0.1)
     seen = []
     for epoch in range(STEPS):

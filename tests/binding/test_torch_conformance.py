@@ -9,7 +9,7 @@ SEED = 1
 CASES = {1: 1500, 2: 1500, 3: 1500, 4: 1500, 5: 1000}
 
 
-SLOW = (3, 5)
+SLOW = (2, 4, 5)
 
 
 @pytest.mark.parametrize("size", [slow(n) if n in SLOW else n for n in CASES])

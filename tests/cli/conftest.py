@@ -28,7 +28,7 @@ def hosts(tmp_path_factory):
 
 @pytest.fixture
 def over_hosts(hosts, tmp_path):
-    """over_hosts(...) is `started` on the first virtual host, with a substitute for ssh."""
+    """over_hosts(...): like `started`, but on the first virtual host, with a substitute for ssh."""
 
     def start(*words: str, **environment: str):
         return started(

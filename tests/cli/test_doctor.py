@@ -7,10 +7,15 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from support.launchers import clean_environment, free_port
+from torch_ccl import libtccl
 from torch_ccl.cli import fabric
 from torch_ccl.cli.checks import CHECKS, OK, PROBLEM, WARNING, Finding, Machine, self_test
 from torch_ccl.cli.checks.environment import check_master
+from torch_ccl.cli.doctor import find
+from torch_ccl.cli.host_agent import own_addresses
+from torch_ccl.cli.info import info
 from torch_ccl.libtccl import Error
 
 BOUND_S = 100
@@ -25,7 +30,12 @@ def setting_rows(**values: str) -> dict:
 
 def settings_table() -> dict:
     names = ("CCL_SHARED_BYTES", "CCL_CHUNK_BYTES")
-    return {"settings": [{"name": name} for name in names], "package_variables": ["CCL_ROOT"]}
+    others = [
+        {"name": "CCL_ROOT", "default": "", "doc": "A path.", "is_ignored": False},
+        {"name": "CCL_ZE_*", "default": "", "doc": "For GPUs.", "is_ignored": True},
+        {"name": "CCL_FUSION", "default": "0", "doc": "No fusion.", "is_ignored": True},
+    ]
+    return {"settings": [{"name": name} for name in names], "other_variables": others}
 
 
 def raising(error: Exception):
@@ -143,7 +153,8 @@ CASES = [
     ),
     ("libfabric", {}, OK, "libfabric 1.17"),
     ("libfabric", {"environment": {"CCL_ATL_PROVIDER": "verbs"}}, OK, "verbs is used"),
-    ("libfabric", {"environment": {"FI_PROVIDER": "efa"}}, PROBLEM, "there is no efa"),
+    ("libfabric", {"environment": {"CCL_ATL_PROVIDER": "efa"}}, PROBLEM, "there is no efa"),
+    ("libfabric", {"environment": {"FI_PROVIDER": "efa"}}, WARNING, "tcp is used"),
     ("libfabric", {"query_libfabric": lambda: {"problem": "not found"}}, WARNING, "libfabric1"),
     ("locked memory", {"soft_limit": lambda _: 1 << 16}, OK, "tcp does not need it"),
     ("locked memory", {"environment": {"FI_PROVIDER": "verbs"}}, OK, "unlimited"),
@@ -157,19 +168,32 @@ CASES = [
     (
         "interfaces",
         {
-            "addresses": raising(RuntimeError("no interface fits")),
+            "addresses": raising(Error("no interface fits")),
             "environment": {"CCL_SOCKET_IFNAME": "ib"},
         },
         PROBLEM,
         "CCL_SOCKET_IFNAME",
     ),
-    ("interfaces", {"addresses": raising(RuntimeError("none"))}, WARNING, "one host only"),
+    ("interfaces", {"addresses": raising(Error("none"))}, WARNING, "one host only"),
     ("host name", {}, OK, "harmless"),
     ("host name", {"host_name": "no-such-host.invalid"}, WARNING, "/etc/hosts"),
     ("settings", {}, OK, "all are defaults"),
     ("settings", {"library_info": lambda: setting_rows(CCL_X="1")}, OK, "set: CCL_X"),
     ("settings", {"library_info": raising(Error("CCL_X=y: wrong"))}, PROBLEM, "CCL_X=y"),
     ("settings", {"library_info": raising(Error("wrong"))}, PROBLEM, "torch-ccl info"),
+    ("oneCCL's variables", {"environment": {"CCL_FUSION": "0", "CCL_ROOT": "/"}}, OK, "all that"),
+    (
+        "oneCCL's variables",
+        {"environment": {"CCL_ZE_CACHE": "1", "CCL_FUSION": "1"}},
+        OK,
+        "without effect: CCL_FUSION (No fusion), CCL_ZE_CACHE (For GPUs)",
+    ),
+    (
+        "unknown settings",
+        {"environment": {"CCL_ZE_CACHE": "1", "CCL_CONFIGURATION_PATH_modshare": "1"}},
+        OK,
+        "none",
+    ),
     ("unknown settings", {"environment": {"CCL_SHARED_BYTES": "1G", "CCL_ROOT": "/"}}, OK, "none"),
     (
         "unknown settings",
@@ -224,6 +248,37 @@ def test_two_ranks_that_time_out(machine, monkeypatch):
     finding = self_test.check_two_ranks(machine())
     assert finding.level == PROBLEM
     assert "timed out: the ranks did not end in time" in finding.found
+
+
+@pytest.fixture
+def broken_library(tmp_path, monkeypatch):
+    """The path of a libtccl.so that cannot be loaded."""
+    path = tmp_path / "libtccl.so"
+    path.write_text("no library")
+    monkeypatch.setattr(libtccl, "_path", lambda: path)
+    libtccl.load.cache_clear()
+    yield str(path)
+    libtccl.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "name", ["address space", "interfaces", "settings", "unknown settings", "host name"]
+)
+def test_library_that_cannot_be_loaded(broken_library, name):
+    finding = find(dict(CHECKS)[name], Machine())
+    if name == "host name":
+        assert broken_library not in finding.found  # it does not need the library
+    else:
+        assert finding.level == PROBLEM
+        assert broken_library in finding.found
+
+
+def test_other_commands_without_the_library(broken_library, capsys):
+    assert own_addresses() == []  # torch-ccl run
+    with pytest.raises(typer.Exit) as end:
+        info()
+    assert end.value.exit_code == 1
+    assert f"torch-ccl info: cannot load {broken_library}" in capsys.readouterr().err
 
 
 def test_libfabric_that_is_missing_or_crashes(monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_ccl.cli.info import NO_LIMIT, print_algorithms
 from torch_ccl.cli.machine import instruction_sets, limits, topology
 from torch_ccl.cli.settings import unknown_settings
 from torch_ccl.libtccl import settings_table
@@ -43,6 +44,14 @@ def test_settings_and_their_sources():
     assert "CCL_RSH" not in shown.stdout  # belongs to `torch-ccl run`
     assert any("torch " in line and torch.__version__ in line for line in lines)
     assert shown.stderr == ""  # the table shows it; the library must not warn too
+
+
+def test_variables_of_oneccl():
+    shown = info("--settings", CCL_ATL_TRANSPORT="mpi", CCL_ZE_CACHE="1", CCL_FUSION="0")
+    assert shown.returncode == 0, shown.stderr
+    (ignored,) = (line for line in shown.stdout.splitlines() if "CCL_ZE_CACHE" in line)
+    assert "GPU kernels" in ignored
+    assert "CCL_FUSION" not in shown.stdout  # oneCCL's default
 
 
 def test_json():
@@ -90,6 +99,25 @@ def test_algorithms_by_table_and_by_environment():
     assert any("0-16384" in row and "environment" in row for row in rows), rows
     assert any("two_shot" in row and "16385-max" in row for row in rows), rows
     assert rows_of(shown.stdout, "barrier")
+
+
+def test_algorithm_without_a_rule(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    row = {
+        "operation": "allgather",
+        "algorithm": "ring",
+        "doc": "round the ranks",
+        "from_bytes": 0,
+        "to_bytes": NO_LIMIT,
+        "from_ranks": 1,
+        "dtypes": "all",
+        "several_hosts": False,
+        "by_setting": False,
+        "applies": False,
+    }
+    print_algorithms([row])
+    (shown,) = rows_of(capsys.readouterr().out, "allgather")
+    assert "ring" in shown and "setting only" in shown and "max" not in shown
 
 
 def test_an_invalid_setting_is_named():

@@ -156,7 +156,6 @@ ROWS = {
 #: The other combinations run in `make test-all`.
 QUICK = {
     ("torchrun", "train"),
-    ("by hand", "profile"),
     ("MPICH", "train on devices"),
 }
 

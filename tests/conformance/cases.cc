@@ -21,8 +21,7 @@ constexpr int kMaxRanksCoveredInFull = 4;
 constexpr std::uint64_t kCaseStream = 1;
 constexpr std::uint64_t kOrderStream = 2;
 
-constexpr std::array kPatternNames = {"none", "ring",       "tags",
-                                      "fifo", "any_source", "leader_allgather"};
+constexpr std::array kPatternNames = {"none", "ring", "tags", "fifo", "any_source", "exchange"};
 constexpr std::array kMembersNames = {"world", "halves", "reversed", "fresh"};
 constexpr std::array kIssueNames = {"sync", "async", "mixed"};
 constexpr std::array kSpreadNames = {"even", "one_only", "growing", "random", "alternating"};

@@ -11,6 +11,7 @@ SEED = 1
 # Cases per number of ranks with default settings. Up to four ranks every combination of collective,
 # dtype and reduction occurs several times; above, combinations are drawn at random.
 CASES = {1: 2100, 2: 5120, 3: 5120, 4: 5120, 5: 2500, 6: 2500, 7: 2000, 8: 2000, 9: 2000}
+SOME = (2, 3, 4, 7)  # even and odd, powers of two and others
 # Sizes around which the default choice of algorithm changes.
 LIMITS = ["--limit-bytes", 65536]
 TINY = ["--chunk-bytes", 16, "--eager-bytes", 16]
@@ -31,12 +32,12 @@ def conformance(ranks: int, cases: int, *options) -> None:
     assert int(closing[1]) == cases
 
 
-@pytest.mark.parametrize("ranks", CASES)
+@pytest.mark.parametrize("ranks", [ranks if ranks in SOME else slow(ranks) for ranks in CASES])
 def test_default_settings(ranks):
     conformance(ranks, CASES[ranks], *LIMITS)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 9])
+@pytest.mark.parametrize("ranks", [slow(2), 3, slow(4), slow(9)])
 def test_chunks_of_16_bytes(ranks):
     conformance(ranks, 3000 if ranks <= 4 else 1000, *TINY)
 
@@ -55,7 +56,6 @@ SHARED = ["--shared", "--large-one-in", 2, "--limit-bytes", 300_000, "--limit-by
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        (2, 200),
         (3, 150),
         slow(2, 800),
         slow(3, 600),
@@ -68,7 +68,9 @@ def test_shared_memory(ranks, cases):
 
 # Chunks of 16 bytes are 131,000 steps of three ranks on two cores, within the operation's timeout.
 @pytest.mark.serial
-@pytest.mark.parametrize("chunk", [16, 1000, 100_001], ids=["tiny", "small", "odd"])
+@pytest.mark.parametrize(
+    "chunk", [slow(16, id="tiny"), slow(1000, id="small"), pytest.param(100_001, id="odd")]
+)
 def test_shared_memory_with_odd_chunk_sizes(chunk):
     conformance(3, 100, *SHARED, "--chunk-bytes", chunk)
 

@@ -70,15 +70,31 @@ def test_named_make_targets_exist():
 
 
 def test_named_settings_exist():
-    """Every CCL_* on a page is a row of docs/settings.md or a variable of the Python package."""
-    python_only = {"CCL_REPLACE", "CCL_DEVICES", "CCL_RSH", "CCL_ROOT"}
+    """Every CCL_* on a page is a row of docs/settings.md."""
     known = set(
         re.findall(r"^\| `(CCL_\w+)`", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
     )
     assert len(known) > 20
     for page in PAGES:
         named = set(re.findall(r"\bCCL_[A-Z_]*[A-Z]\b", page.read_text()))
-        assert named <= known | python_only | {"CCL_X"}, page.name
+        assert named <= known | {"CCL_X"}, page.name
+
+
+def test_tree_names_files_that_exist():
+    """The tree in architecture.md: a word with an underscore is a file of that folder of src/."""
+    no_files = {"parallel_for", "one_shot", "two_shot"}
+    (tree,) = re.findall(
+        r"^```\n(include/tccl/ .*?)^```", (ROOT / "docs/architecture.md").read_text(), re.M | re.S
+    )
+    named = 0
+    for entry in re.split(r"^(?=\S)", tree, flags=re.MULTILINE):
+        if not entry.startswith("src/"):
+            continue
+        folder = ROOT / entry.split()[0]
+        words = set(re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+)+\b", entry)) - no_files
+        assert words <= {path.stem for path in folder.iterdir()}, folder
+        named += len(words)
+    assert named > 40
 
 
 def test_walkthrough_names_functions_that_exist():

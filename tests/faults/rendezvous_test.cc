@@ -112,23 +112,33 @@ TEST(RendezvousProcess, NoKeyIsLeftInTheStore) {
   std::filesystem::remove_all(directory);
 }
 
+void await_waiting(tccl::Store& store, int rank) {
+  const auto deadline = tccl::deadline_after(20s);
+  while (!tccl::read_join_record(store, rank).waiting) {
+    check(tccl::Clock::now() < deadline, "the rank waits");
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+void kill_joined_rank(tccl::Store& store, int rank) {
+  const std::string process = tccl::read_join_record(store, rank).process;  // "host b, pid 4711"
+  ::kill(std::stoi(process.substr(process.rfind(' '))), SIGKILL);
+}
+
 /// Rank 2 is killed while rank 0 and rank 2 wait for rank 1, which never joins.
 void kill_rank_2_during_rendezvous(bool rank_2_coordinates) {
   const double start = now_ms();
   Ranks ranks(3, [&](Rank& rank) {
-    if (rank.rank == 1) return std::this_thread::sleep_for(2s);
-    if (rank.rank == 2) {
-      std::thread([] {
-        std::this_thread::sleep_for(1s);
-        ::kill(::getpid(), SIGKILL);
-      }).detach();
-    }
-    // Called before a rank tries to become the coordinator.
-    const auto delay = [late = rank_2_coordinates == (rank.rank == 0)]() mutable {
-      if (std::exchange(late, false)) std::this_thread::sleep_for(300ms);
-    };
     auto store = rank.store("world");
-    auto context = tccl::Context::create({.check_interrupt = delay});
+    if (rank.rank == 1) {
+      for (const int other : {0, 2}) await_waiting(*store, other);
+      return kill_joined_rank(*store, 2);
+    }
+    // The first call is before this rank tries to become the coordinator: the other one is then.
+    const auto await_coordinator = [&, late = rank_2_coordinates == (rank.rank == 0)]() mutable {
+      if (std::exchange(late, false)) await_waiting(*store, 2 - rank.rank);
+    };
+    auto context = tccl::Context::create({.check_interrupt = await_coordinator});
     auto comm = tccl::Communicator::create(context, *store, rank.rank, 3, {.timeout = 20s});
   });
   ranks.finish();

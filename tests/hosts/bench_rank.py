@@ -31,7 +31,7 @@ ROUNDING = 0.05
 
 
 def all_reduce_rounded(a: Arguments) -> Operation:
-    """Is all_reduce, but the result may have a rounding error."""
+    """Like all_reduce, but the result may have a rounding error."""
     x = a.tensor(a.count)
     elements = Elements(x)
 

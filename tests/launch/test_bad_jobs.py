@@ -97,7 +97,7 @@ def test_two_processes_with_rank_1():
         for process in (first, second):
             assert process.stdout.readline() == "joined\n"
         line = last_line(start(timeout=5, **at(port, RANK="1", WORLD_SIZE="2")))
-        assert "because another one is rank 1 too" in line
+        assert "another process that is rank 1 too" in line
         assert first.poll() is None and second.poll() is None
 
 

@@ -47,6 +47,8 @@ def test_installed_files(prefix):
         "env/vars.sh",
     ):
         assert (prefix / path).is_file(), path
+    libraries = [str(path.relative_to(prefix)) for path in prefix.rglob("*.so*")]
+    assert libraries == ["lib/libtccl.so"], "the Python extension belongs to the wheel alone"
 
 
 @pytest.mark.parametrize("script", ["setvars.sh", "vars.sh"])

@@ -1,5 +1,6 @@
 """The wheels and `setup.py install`, in an environment with torch but without torch_ccl."""
 
+import importlib.metadata
 import json
 import re
 import shutil
@@ -19,7 +20,8 @@ from support.python_environments import INHERITED, Environment, make_environment
 pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-EXTENSION = f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+TORCH = ".".join(importlib.metadata.version("torch").split(".")[:2])
+EXTENSION = f"extensions/torch{TORCH}/_C{sysconfig.get_config_var('EXT_SUFFIX')}"
 BOUND_S = 90
 
 
@@ -52,9 +54,8 @@ def installed(wheels, tmp_path_factory):
 
 def test_three_wheels(wheels):
     """All have one version, and are built by the backend of pyproject.toml, not by setup.py."""
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     platform = sysconfig.get_platform().replace("-", "_")
-    ours = f"torch_ccl-{VERSION}-{python}-{python}-{platform}.whl"
+    ours = f"torch_ccl-{VERSION}-py3-none-{platform}.whl"
     alias = f"oneccl_bind_pt-{VERSION}-py3-none-any.whl"
     extension = f"torch_ccl_ipex_compat-{VERSION}-py3-none-any.whl"
     assert sorted(path.name for path in wheels.iterdir()) == sorted([alias, extension, ours])
@@ -71,7 +72,11 @@ def test_three_wheels(wheels):
         "oneccl_bindings_for_pytorch",
         f"torch_ccl-{VERSION}.dist-info",
     }
+    licenses = f"torch_ccl-{VERSION}.dist-info/licenses"
+    assert {f"{licenses}/LICENSE", f"{licenses}/licenses/libsodium.txt"} <= set(names)
     assert {"torch_ccl/py.typed", "torch_ccl/_C.pyi"} <= set(names)
+    sources = "torch_ccl/extension_sources"
+    assert {f"{sources}/module.cc", f"{sources}/work.h", f"{sources}/base/clock.h"} <= set(names)
     libraries = [name for name in names if re.search(r"\.so(\.|$)", name)]
     assert sorted(libraries) == [f"torch_ccl/{EXTENSION}", "torch_ccl/lib/libtccl.so"]
 
@@ -82,12 +87,12 @@ def test_three_wheels(wheels):
 
 
 def test_needs_only_torch_and_the_system(installed):
-    """It links no libfabric, which is loaded only for several hosts, no MPI and no fmt."""
+    """It links no libfabric, which is loaded only for several hosts, no MPI, fmt or libcrypto."""
     package = installed.site_packages / "torch_ccl"
     table = installed.shell('readelf -d "$@"', package / EXTENSION, package / "lib/libtccl.so")
     needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", table))
-    torch = {"libtorch", "libtorch_cpu", "libtorch_python", "libc10"}
-    system = {"libc", "libm", "libpthread", "libdl", "libstdc++", "libgcc_s", "libcrypto"}
+    torch = {"libtorch_cpu", "libtorch_python", "libc10"}
+    system = {"libc", "libm", "libpthread", "libdl", "libstdc++", "libgcc_s"}
     loader = {name for name in needed if name.startswith("ld-linux")}
     assert "libtccl" in needed
     assert needed - torch - system - loader == {"libtccl"}
@@ -198,7 +203,7 @@ def pretend_other_torch(environment: Environment, path: Path) -> None:
     for entry in (environment.path / "others/torch").resolve().iterdir():
         (path / "torch" / entry.name).symlink_to(entry)
     version = path / "torch/version.py"
-    text, count = re.subn(r"(?m)^__version__ = .*", "__version__ = '2.12.0'", version.read_text())
+    text, count = re.subn(r"(?m)^__version__ = .*", "__version__ = '2.99.0'", version.read_text())
     assert count == 1
     version.unlink()
     version.write_text(text)
@@ -208,7 +213,7 @@ REFUSED = """
 import torch  # runs the hook of our package
 import torch.distributed as dist
 
-assert torch.__version__ == "2.12.0" and "ccl" not in dist.Backend.backend_list
+assert torch.__version__ == "2.99.0" and "ccl" in dist.Backend.backend_list
 try:
     import oneccl_bindings_for_pytorch
 except ImportError as error:
@@ -217,11 +222,16 @@ assert "torch_ccl" not in open("/proc/self/maps").read()
 """
 
 
-def test_other_torch_is_refused(installed, tmp_path):
-    """It is refused before any library of ours is loaded; torch itself still works."""
+def test_other_torch_without_a_compiler(installed, tmp_path):
+    """The error comes before any library of ours is loaded; torch itself still works."""
     pretend_other_torch(installed, tmp_path)
-    printed = installed.shell('python -c "$1"', REFUSED, PYTHONPATH=str(tmp_path))
-    assert printed == f"torch-ccl {VERSION} works with torch 2.13, but torch 2.12.0 is installed\n"
+    variables = {"PYTHONPATH": str(tmp_path), "CXX": "no-compiler", "CCL_CACHE_DIR": str(tmp_path)}
+    printed = installed.shell('python -c "$1"', REFUSED, **variables)
+    python = ".".join(map(str, sys.version_info[:2]))
+    assert printed == (
+        f"torch-ccl has no extension for torch 2.99.0 and Python {python}, and "
+        "no C++ compiler is installed (no-compiler): install g++\n"
+    )
 
 
 # ---- other ways to install
@@ -253,7 +263,7 @@ def test_setup_py_install_prefix(empty, tmp_path):
     command = 'python setup.py bdist_wheel install --prefix "$1" -d "$1/dist"'
     empty.shell(command, tmp_path, cwd=ROOT)
     assert len(list(tmp_path.glob("dist/torch_ccl-*.whl"))) == 1
-    assert len(list(tmp_path.glob("lib/python3*/site-packages/torch_ccl/_C*.so"))) == 1
+    assert len(list(tmp_path.glob("lib/python3*/site-packages/torch_ccl/extensions/*/_C*.so"))) == 1
     assert not list(empty.site_packages.glob("torch_ccl*"))
 
 

@@ -10,7 +10,7 @@ from support.parameters import slow
 SOAK = Path(__file__).resolve().parent / "soak.py"
 
 
-@pytest.mark.parametrize("seconds", [4, slow(30)])
+@pytest.mark.parametrize("seconds", [2, slow(30)])
 def test_soak(seconds):
     finished = run([sys.executable, SOAK, "--seconds", seconds])
     assert finished.returncode == 0, finished.output[-8000:]
@@ -18,7 +18,7 @@ def test_soak(seconds):
 
 
 def test_hang_ends_with_stacks():
-    finished = run([sys.executable, SOAK, "--seed", 1, "--round", 0, "--bound", 5, "--stall"])
+    finished = run([sys.executable, SOAK, "--seed", 1, "--round", 0, "--bound", 3, "--stall"])
     assert finished.returncode == 1, finished.output
     assert "most recent call first" in finished.output and "play" in finished.output
     assert "soak: seed 1 FAILED" in finished.output

@@ -3,17 +3,17 @@ from support.debug_levels import run_at_level
 from support.parameters import slow
 
 
-@pytest.fixture(params=["OFF", "DETAIL"])
+@pytest.fixture(params=["OFF", slow("DETAIL")])
 def level(request) -> str:
     return request.param
 
 
 @pytest.fixture(
     params=[
-        pytest.param((2, "OFF"), id="2 ranks-OFF"),
-        pytest.param((4, "DETAIL"), id="4 ranks-DETAIL"),
+        pytest.param((4, "OFF"), id="4 ranks-OFF"),
+        slow((2, "OFF"), id="2 ranks-OFF"),
         slow((2, "DETAIL"), id="2 ranks-DETAIL"),
-        slow((4, "OFF"), id="4 ranks-OFF"),
+        slow((4, "DETAIL"), id="4 ranks-DETAIL"),
     ]
 )
 def on_ranks(request):

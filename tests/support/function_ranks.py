@@ -46,7 +46,7 @@ def _options(
 def started_on_hosts(
     hosts: list[Host], layout: list[int], function, *args, **options
 ) -> AbstractContextManager[list[ranks.ForkedRank]]:
-    """Is ranks.started_ranks() on hosts; options in capitals are environment variables."""
+    """Like ranks.started_ranks(), but on hosts; options in capitals are environment variables."""
     return ranks.started_ranks(sum(layout), function, *args, **_options(hosts, layout, **options))
 
 

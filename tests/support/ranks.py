@@ -1,4 +1,4 @@
-"""Runs a function on N ranks in real processes, and scripts in fresh interpreters.
+"""Runs functions on N ranks in real processes, and scripts in forked or fresh interpreters.
 
 run_ranks(3, check_something, argument) calls check_something(rank, size, argument) in three
 processes with an initialised process group of backend "ccl", and returns their return values. The
@@ -9,6 +9,7 @@ Every run has a time limit: a rank that exceeds it prints its Python stack and e
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -121,8 +122,55 @@ def run_ranks(size: int, function, *args, **options) -> list:
     return [rank.value for rank in ranks]
 
 
+# ---- scripts
+
+
+def _script_main(script: str, args: tuple[str, ...], outputs: list[str]) -> None:
+    """Runs a script and exits as `python -c` does: with atexit handlers and destructors."""
+    for descriptor, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = ["-c", *args]
+    multiprocessing.set_start_method(None, force=True)  # the default, not the server's
+    failed = ctypes.pythonapi.PyRun_SimpleString(script.encode())
+    ctypes.pythonapi.Py_Exit(1 if failed else 0)
+
+
+def run_forked_scripts(
+    script: str, arguments: list[tuple[str, ...]], bound_s: float = BOUND_S
+) -> list[tuple[int, str, str]]:
+    """Runs a script in one process for each tuple of arguments; returns exit codes, stdout, stderr.
+
+    The processes are forked from the server, so torch and torch_ccl are loaded already.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = [
+            [f"{directory}/{i}.{name}" for name in ("out", "err")] for i in range(len(arguments))
+        ]
+        processes = [
+            _context.Process(target=_script_main, args=(script, args, paths))
+            for args, paths in zip(arguments, outputs, strict=True)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            deadline = time.monotonic() + bound_s
+            for process in processes:
+                process.join(max(0, deadline - time.monotonic()))
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        return [
+            (process.exitcode, *(Path(path).read_text() for path in paths))
+            for process, paths in zip(processes, outputs, strict=True)
+        ]
+
+
 def start_script(script: str, *args: str, **environment: str) -> subprocess.Popen:
-    """Starts a new interpreter that runs `script`, for tests that a forked process cannot do."""
+    """Starts a new interpreter that runs `script`, for tests of what happens before a fork.
+
+    It imports torch, which takes 2 s of CPU: run_forked_scripts() does where that is not tested.
+    """
     return subprocess.Popen(
         [sys.executable, "-X", "faulthandler", "-c", script, *args],
         stdout=subprocess.PIPE,

@@ -1,13 +1,17 @@
 """Runs the checks of staging accelerator tensors, on the stand-in accelerator.
 
-python tests/support/staging_checks.py [name ...]    needs the environment of standin_device.py
+python tests/support/staging_checks.py [--jobs 3] [name ...]
+
+It needs the environment of standin_device.py. --jobs is how many checks run at a time.
 
 Prints one line of JSON per check: its name, and its failure or null.
 """
 
+import argparse
 import json
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # as a program, too
@@ -27,17 +31,24 @@ def run_check(name: str) -> None:
     assert not any(failures), "\n".join(filter(None, failures))
 
 
+def failure_of(name: str) -> str | None:
+    try:
+        run_check(name)
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
 def main() -> int:
-    failures = 0
-    for name in sys.argv[1:] or CHECKS:
-        failure = None
-        try:
-            run_check(name)
-        except Exception:
-            failure = traceback.format_exc()
-            failures += 1
-        print(json.dumps({"name": name, "failure": failure}), flush=True)
-    return failures
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(CHECKS))
+    parser.add_argument("--jobs", type=int, default=1)
+    arguments = parser.parse_args()
+    with ThreadPoolExecutor(arguments.jobs) as threads:
+        failures = list(threads.map(failure_of, arguments.names))
+    for name, failure in zip(arguments.names, failures, strict=True):
+        print(json.dumps({"name": name, "failure": failure}))
+    return sum(failure is not None for failure in failures)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,19 @@
-// Settings, algorithm selection, validation and the shared memory arena.
+// Algorithm selection, validation and the shared memory arena.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
-#include <fstream>
 #include <functional>
-#include <set>
-#include <sstream>
 
 #include "communicator/validate.h"
 #include "config/settings.h"
+#include "operation/op_traits.h"
 #include "planner/algorithm_selector.h"
+#include "planner/oneccl_algorithms.h"
 #include "tccl/error.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/region.h"
 
 namespace tccl {
 namespace {
-
-/// Sets a variable for the length of a test.
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  ~Variable() { ::unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-};
 
 std::string rejection(const std::function<void()>& call) {
   try {
@@ -39,69 +25,11 @@ std::string rejection(const std::function<void()>& call) {
   return "";
 }
 
-TEST(Settings, DefaultsParse) {
-  const Settings settings = settings_from_environment();
-  EXPECT_EQ(settings.chunk_bytes, 256U << 10);
-  EXPECT_EQ(settings.eager_bytes, 8U << 10);
-}
-
-TEST(Settings, EveryRowHasADocAndAUniqueName) {
-  std::set<std::string> names;
-  for (const SettingRow& row : setting_rows()) {
-    EXPECT_TRUE(names.insert(row.name).second) << row.name;
-    EXPECT_TRUE(std::string(row.name).starts_with("CCL_"));
-    EXPECT_GT(std::string(row.doc).size(), 20U);
-  }
-}
-
-TEST(Settings, BytesTakeUnits) {
-  const Variable variable("CCL_CHUNK_BYTES", "1M");
-  EXPECT_EQ(settings_from_environment().chunk_bytes, 1U << 20);
-}
-
-TEST(Settings, BadValuesAreNamed) {
-  for (const char* value : {"", "x", "12Q", "15", "17M", "-1", "64 K"}) {
-    const Variable variable("CCL_CHUNK_BYTES", value);
-    const std::string text = rejection([] { settings_from_environment(); });
-    EXPECT_NE(text.find(std::string("CCL_CHUNK_BYTES=") + value), std::string::npos) << text;
-  }
-}
-
-std::string settings_page() {
-  std::string page =
-      "# Settings\n\nThe library reads these variables when a context is created. The Python "
-      "package "
-      "reads `CCL_REPLACE` ([backend override](backend-override.md)) and `CCL_DEVICES` "
-      "([accelerators](accelerators.md)) at `import torch`. This page is generated from the table "
-      "in "
-      "`src/config/settings.cc`; `torch-ccl info` shows the values in effect.\n\n"
-      "| name | default | meaning |\n|---|---|---|\n";
-  for (const SettingRow& row : setting_rows())
-    page += std::string("| `") + row.name + "` | " + row.default_value + " | " + row.doc + " |\n";
-  return page;
-}
-
-/// UPDATE_DOCS=1 writes the page instead of comparing it.
-TEST(Settings, DocumentationIsUpToDate) {
-  const std::string path = TCCL_SOURCE_DIR "/docs/settings.md";
-  if (::getenv("UPDATE_DOCS") != nullptr) std::ofstream(path) << settings_page();
-  std::stringstream found;
-  found << std::ifstream(path).rdbuf();
-  EXPECT_EQ(found.str(), settings_page()) << "run: UPDATE_DOCS=1 build/release/tests/base_test";
-}
-
-TEST(SettingsDeathTest, UnknownNamesWarn) {
-  // The warning appears once per process, so the test needs a new one.
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
-  const Variable variable("CCL_ALLREDUEC", "one_shot");
-  EXPECT_EXIT(
-      {
-        settings_from_environment();
-        settings_from_environment();
-        ::exit(0);
-      },
-      ::testing::ExitedWithCode(0),
-      "CCL_ALLREDUEC is not a setting.*did you mean CCL_ALLREDUCE\\?");
+/// The settings that CCL_<OPERATION>=rules, or with _SCALEOUT, gives.
+Settings with_rules(Op op, const std::string& rules, bool over_hosts = false) {
+  Settings settings;
+  settings.algorithms.push_back({op, "CCL_X", rules, over_hosts});
+  return settings;
 }
 
 TEST(AlgorithmSelector, DefaultsGoBySizeRanksAndDtype) {
@@ -127,9 +55,7 @@ TEST(AlgorithmSelector, DefaultsGoBySizeRanksAndDtype) {
 }
 
 TEST(AlgorithmSelector, SettingsOverride) {
-  Settings settings;
-  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "two_shot:0-100;one_shot:101-max";
-  const AlgorithmSelector table(settings);
+  const AlgorithmSelector table(with_rules(Op::allreduce, "two_shot:0-100;one_shot:101-max"));
   const auto chosen = [&](Op op, std::size_t bytes) {
     return std::string(table.select(op, bytes, 8, DType::float32).name);
   };
@@ -140,25 +66,86 @@ TEST(AlgorithmSelector, SettingsOverride) {
 }
 
 TEST(AlgorithmSelector, TheLastRuleThatAppliesWins) {
-  Settings settings;
-  settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = "two_shot;one_shot:0-4096";
-  const AlgorithmSelector table(settings);
+  const AlgorithmSelector table(with_rules(Op::allreduce, "two_shot;one_shot:0-4096"));
   EXPECT_STREQ(table.select(Op::allreduce, 4096, 2, DType::float32).name, "one_shot");
   EXPECT_STREQ(table.select(Op::allreduce, 4097, 2, DType::float32).name, "two_shot");
 }
 
 TEST(AlgorithmSelector, BadRulesAreRejected) {
-  for (const char* rule : {"ring", "one_shot:7", "one_shot:a-b", "one_shot:1-2x"}) {
-    Settings settings;
-    settings.algorithm[static_cast<std::size_t>(Op::allreduce)] = rule;
-    EXPECT_NE(rejection([&] { AlgorithmSelector table(settings); }), "") << rule;
+  for (const char* rule : {"magic", "one_shot:7", "one_shot:a-b", "one_shot:1-2x"})
+    EXPECT_NE(rejection([&] { AlgorithmSelector table(with_rules(Op::allreduce, rule)); }), "")
+        << rule;
+}
+
+/// For each operation and a size in each range of the defaults, on one host and over hosts.
+void expect_defaults(const AlgorithmSelector& table, const std::string& rules) {
+  const AlgorithmSelector defaults{Settings()};
+  for (int op = 0; op < kOpCount; ++op) {
+    if (is_point_to_point(static_cast<Op>(op))) continue;
+    for (const std::size_t bytes : {std::size_t{8}, std::size_t{64} << 10, std::size_t{16} << 20})
+      for (const bool over_hosts : {false, true}) {
+        const auto select = [&](const AlgorithmSelector& selector) {
+          return selector.select(static_cast<Op>(op), bytes, 8, DType::float32, over_hosts).name;
+        };
+        EXPECT_STREQ(select(table), select(defaults)) << rules << ", " << bytes << " bytes";
+      }
   }
+}
+
+TEST(AlgorithmSelector, AnAlgorithmWithoutRulesIsListedAndRunsIfASettingNamesIt) {
+  constexpr Algorithm::Rule kAlways[] = {{}};
+  const Algorithm rows[] = {{Op::allgather, "default", "", allgather_one_shot, nullptr, kAlways},
+                            {Op::allgather, "new", "compared first", allgather_one_shot}};
+  const auto select = [&](const Settings& settings) {
+    return std::string(
+        AlgorithmSelector(settings, rows).select(Op::allgather, 1, 2, DType::float32).name);
+  };
+  const Settings settings;
+  EXPECT_EQ(select(settings), "default");
+  const std::vector<AlgorithmRule> rules = AlgorithmSelector(settings, rows).rules();
+  ASSERT_EQ(rules.size(), 2U);
+  EXPECT_TRUE(rules[0].applies);
+  EXPECT_EQ(rules[1].algorithm, "new");
+  EXPECT_EQ(rules[1].doc, "compared first");
+  EXPECT_FALSE(rules[1].applies);
+  EXPECT_EQ(select(with_rules(Op::allgather, "new")), "new");
+}
+
+TEST(AlgorithmSelector, NamesOfOnecclMeanTheDefault) {
+  std::vector<std::string> examples = {
+      "recursive_doubling:0-8192;rabenseifner:8193-1048576;ring:1048577-max",
+      "naive:0-8192;scatter:8193-max", "direct:0-8192;double_tree:1048577-max"};
+  for (const std::string_view name : kOnecclAlgorithms) {
+    examples.emplace_back(name);
+    examples.push_back(std::string(name) + ":0-64K");
+  }
+  for (const std::string& rules : examples)
+    for (const Op op : {Op::allreduce, Op::reduce, Op::allgather, Op::reduce_scatter, Op::alltoallv,
+                        Op::barrier, Op::broadcast})
+      for (const bool over_hosts : {false, true})
+        if (op != Op::broadcast || !rules.starts_with("tree:"))  // a name of ours, checked range
+          expect_defaults(AlgorithmSelector(with_rules(op, rules, over_hosts)), rules);
+}
+
+TEST(AlgorithmSelector, RulesOverHostsComeLastAndNameAlgorithmsOverHosts) {
+  Settings settings = with_rules(Op::allreduce, "two_shot;leader_allgather");
+  settings.algorithms.push_back({Op::allreduce, "CCL_Y", "rails:0-100", /*over_hosts=*/true});
+  const AlgorithmSelector table(settings);
+  const auto chosen = [&](std::size_t bytes, bool over_hosts) {
+    return std::string(table.select(Op::allreduce, bytes, 2, DType::float32, over_hosts).name);
+  };
+  EXPECT_EQ(chosen(100, true), "rails");
+  EXPECT_EQ(chosen(101, true), "leader_allgather");
+  EXPECT_EQ(chosen(100, false), "two_shot");
+  const std::string text =
+      rejection([] { AlgorithmSelector(with_rules(Op::allreduce, "two_shot", true)); });
+  EXPECT_NE(text.find("CCL_X=two_shot: there is no algorithm"), std::string::npos) << text;
 }
 
 TEST(Registry, EveryCollectiveHasAnAlgorithmForEverySize) {
   const AlgorithmSelector table{Settings()};
   for (int op = 0; op < kOpCount; ++op) {
-    if (static_cast<Op>(op) == Op::send || static_cast<Op>(op) == Op::recv) continue;
+    if (is_point_to_point(static_cast<Op>(op))) continue;
     for (const std::size_t bytes : {std::size_t{0}, ~std::size_t{0}})
       for (const bool several_hosts : {false, true}) {
         const Algorithm& chosen =

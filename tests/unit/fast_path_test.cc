@@ -25,6 +25,7 @@ struct Counts {
   long system_calls = 0;
 };
 thread_local Counts counts;
+thread_local bool next_allocation_fails = false;
 
 template <class Function>
 Function* real(const char* name) {
@@ -38,8 +39,9 @@ Function* real(const char* name) {
 #endif
 void* operator new(std::size_t bytes) {
   ++counts.allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
+  void* memory = std::exchange(next_allocation_fails, false) ? nullptr : std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
@@ -121,7 +123,7 @@ Operation make_reduce_scatter(Buffer& in, Buffer& out) {
   return reduce_scatter(in.data(), out.data(), 2, DType::float32, {ReduceOp::sum});
 }
 
-TEST(QuickPath, NoAllocationNoLockNoSystemCall) {
+TEST(FastPath, NoAllocationNoLockNoSystemCall) {
   struct {
     const char* name;
     Operation (&make)(Buffer&, Buffer&);
@@ -142,7 +144,33 @@ TEST(QuickPath, NoAllocationNoLockNoSystemCall) {
     }
 }
 
-TEST(QuickPath, CountersWork) {
+/// The other operations allocate nothing here.
+TEST(OutOfMemory, InsideACollectiveFailsTheGroupAsAFailureOfTheSystem) {
+  run_threads(2, [](int rank, const Comm& comm) {
+    Buffer in{};
+    Buffer out{};
+    const ConstBlock inputs[] = {{&in[0], 1}, {&in[1], 1}};
+    const Block outputs[] = {{&out[0], 1}, {&out[1], 1}};
+    const Operation operation = alltoallv(inputs, outputs, DType::float32);
+    next_allocation_fails = rank == 1;
+    try {
+      comm->run(operation);  // rank 0 may complete it before rank 1 fails
+      EXPECT_EQ(rank, 0);
+      comm->run(operation);
+      ADD_FAILURE() << "rank " << rank << " did not fail";
+    } catch (const Error& error) {
+      EXPECT_EQ(rank, 0);
+      EXPECT_EQ(error.code(), Errc::system);
+      EXPECT_EQ(error.ranks(), std::vector{1});
+      EXPECT_NE(std::string(error.what()).find("rank 1 failed in alltoallv"), std::string::npos)
+          << error.what();
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(rank, 1);
+    }
+  });
+}
+
+TEST(FastPath, CountersWork) {
   counts = {};
   ::operator delete(::operator new(1));
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

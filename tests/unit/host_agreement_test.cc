@@ -4,15 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <new>
 #include <numeric>
 #include <system_error>
 #include <thread>
 
+#include "memory_store.h"
 #include "rendezvous/host_discovery.h"
 #include "rendezvous/init_errors.h"
 #include "rendezvous/join_record.h"
@@ -22,36 +20,6 @@ namespace tccl {
 namespace {
 
 using namespace std::chrono_literals;
-
-class MemoryStore final : public Store {
- public:
-  void set(const std::string& key, std::string_view value) override {
-    const std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-  }
-  std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); }))
-      throw Error(Errc::timeout, "no key " + key);
-    return values_[key];
-  }
-  void remove(const std::string& key) override {
-    const std::lock_guard lock(mutex_);
-    values_.erase(key);
-  }
-  std::vector<std::string> keys() {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::string> result;
-    for (const auto& [key, value] : values_) result.push_back(key);
-    return result;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 /// One rank per host.
 struct Hosts {
@@ -92,7 +60,7 @@ struct Hosts {
           body(static_cast<int>(host), hosts);
         } catch (const std::exception& error) {
           errors[host] = error.what();
-          try_publish_failure(options, status_of_current_exception(options));
+          try_publish_failure(options, failure_status(attributed_to_this_rank(options)));
         }
       });
     for (std::thread& thread : threads) thread.join();
@@ -156,7 +124,7 @@ TEST_P(HostAgreementTest, AFailureInAnyRoundFailsAllHostsAlike) {
   }
 }
 
-/// Such as Ctrl-C: not an Error, so the host does not take part in the exchange any more.
+/// What is not an Error, such as Ctrl-C, ends the host's part in the exchange.
 TEST_P(HostAgreementTest, AnInterruptedHostFailsTheOthersBeforeTheTimeout) {
   const int count = GetParam();
   for (int interrupted = 0; interrupted < count; ++interrupted) {
@@ -182,22 +150,31 @@ TEST_P(HostAgreementTest, AnInterruptedHostFailsTheOthersBeforeTheTimeout) {
   }
 }
 
-/// What the other hosts read about an exception that is not an Error.
-TEST(HostAgreement, OnlyAnInterruptIsReportedAsOne) {
-  const auto text_of = [](const auto& thrown) -> std::string {
+/// What the other ranks get of an exception.
+TEST(HostAgreement, AFailureNamesTheRankAndTheReason) {
+  const auto attributed = [](const auto& thrown) {
     RendezvousOptions options{};
     options.group = "world";
+    options.rank = 3;
     try {
       throw thrown;
     } catch (...) {
-      return status_of_current_exception(options).text;
+      return attributed_to_this_rank(options);
     }
   };
-  const std::string end = " before the group was formed";
-  EXPECT_TRUE(text_of(std::runtime_error("SIGINT")).ends_with("was interrupted" + end));
-  EXPECT_TRUE(text_of(std::bad_alloc()).ends_with("ran out of memory" + end));
+  const std::string begin = "init of group world: rank 3 (host " + host_name() + ", pid " +
+                            std::to_string(::getpid()) + ") failed before the group was formed: ";
+  const auto expect = [&](const Error& error, Errc code, const std::string& reason) {
+    EXPECT_EQ(error.what(), begin + reason);
+    EXPECT_EQ(error.code(), code);
+    EXPECT_EQ(error.ranks(), std::vector{3});
+  };
+  expect(attributed(std::bad_alloc()), Errc::system, std::bad_alloc().what());
+  expect(attributed(std::runtime_error("the store is gone")), Errc::system, "the store is gone");
   const std::system_error no_thread(EAGAIN, std::generic_category(), "thread");
-  EXPECT_NE(text_of(no_thread).find("failed" + end + ": thread"), std::string::npos);
+  expect(attributed(no_thread), Errc::system, no_thread.what());
+  expect(attributed(Error(Errc::mismatch, "no provider")), Errc::mismatch, "no provider");
+  EXPECT_STREQ(attributed(Error(Errc::peer_lost, "rank 7 died", {7})).what(), "rank 7 died");
 }
 
 /// A local rank dies when its host has contributed to the round and waits for a slower host.

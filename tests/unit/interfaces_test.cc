@@ -4,6 +4,7 @@
 
 #include "base/tcp_socket.h"
 #include "config/settings.h"
+#include "rendezvous/interface_preference.h"
 #include "rendezvous/interfaces.h"
 #include "tccl/error.h"
 
@@ -165,7 +166,7 @@ TEST(InterfaceFilter, RefusesBadSyntax) {
 TEST(InterfaceFilter, ASettingWithBadSyntaxIsAnError) {
   ::setenv("CCL_SOCKET_IFNAME", "eth,,ib", /*overwrite=*/1);
   try {
-    settings_from_environment();
+    parse_environment();
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Errc::invalid_argument);
@@ -173,6 +174,18 @@ TEST(InterfaceFilter, ASettingWithBadSyntaxIsAnError) {
         << error.what();
   }
   ::unsetenv("CCL_SOCKET_IFNAME");
+}
+
+// ---- oneCCL's preference
+
+TEST(InterfacePreference, CountsOnlyIfAnInterfaceMatchesAndOursIsNotSet) {
+  Settings settings;
+  settings.interface_preference = InterfaceFilter::parse("no-such-card");
+  EXPECT_EQ(effective_filter(settings).text, "");
+  settings.interface_preference = InterfaceFilter::parse("no-such-card,lo");
+  EXPECT_EQ(effective_filter(settings).text, "no-such-card,lo");
+  settings.interface_filter = InterfaceFilter::parse("eth");
+  EXPECT_EQ(effective_filter(settings).text, "eth");
 }
 
 // ---- the address that each host chooses

@@ -167,6 +167,44 @@ TEST(Fabric, ErrorNamesAMissingProvider) {
   }
 }
 
+TEST(Fabric, APreferredProviderIsUsedIfItServes) {
+  const Endpoint sockets({.provider = "",
+                          .address = "127.0.0.1",
+                          .preferred_providers = {"no-such-provider", "sockets"}});
+  EXPECT_EQ(sockets.provider(), "sockets");
+  const Endpoint fallback(
+      {.provider = "", .address = "127.0.0.1", .preferred_providers = {"no-such-provider"}});
+  EXPECT_TRUE(fallback.provider().starts_with("tcp")) << fallback.provider();
+}
+
+/// libfabric reads FI_PROVIDER once per process, so the test needs a new one.
+TEST(FabricDeathTest, TcpIsUsableWhateverLibfabricsListSays) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        ::setenv("FI_PROVIDER", "psm3", /*overwrite=*/1);
+        const Endpoint endpoint(
+            {.provider = "", .address = "127.0.0.1", .preferred_providers = {"psm3"}});
+        ::_exit(endpoint.provider().starts_with("tcp") ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+TEST(FabricDeathTest, ErrorNamesALibraryThatCannotBeLoaded) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        try {
+          const Endpoint endpoint(
+              {.provider = "", .address = "127.0.0.1", .libfabric_path = "/no/such/libfabric.so"});
+        } catch (const Error& error) {
+          std::fputs(error.what(), stderr);
+        }
+        ::_exit(0);
+      },
+      ::testing::ExitedWithCode(0), "/no/such/libfabric.so");
+}
+
 TEST(Fabric, IsAtLeastTheRequiredVersion) { EXPECT_GE(library().version(), FI_VERSION(1, 17)); }
 
 }  // namespace

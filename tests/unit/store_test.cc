@@ -146,6 +146,46 @@ TEST(FileStore, FilesAreReadableByTheirOwnerOnly) {
   std::filesystem::remove_all(directory);
 }
 
+TEST(FileStore, CreatesMissingParents) {
+  char name[] = "/tmp/tccl-parents-XXXXXX";
+  const std::filesystem::path top = ::mkdtemp(name);
+  using std::filesystem::perms;
+  for (const char* path : {"a/b/c", "d//e/", "f/", "a/b/c"}) {
+    const std::string directory = top / path;
+    file_store(directory)->set("key", path);
+    EXPECT_EQ(file_store(directory)->get("key", 0ms), path);
+    EXPECT_EQ(std::filesystem::status(directory).permissions(), perms::owner_all) << path;
+  }
+  EXPECT_NE(std::filesystem::status(top / "a").permissions(), perms::owner_all);
+  std::filesystem::remove_all(top);
+}
+
+TEST(FileStore, LeavesThePermissionsOfAnExistingDirectory) {
+  char name[] = "/tmp/tccl-existing-XXXXXX";
+  const std::filesystem::path directory = ::mkdtemp(name);
+  const auto shared = std::filesystem::perms{0770};
+  std::filesystem::permissions(directory, shared);
+  file_store(directory)->set("key", "value");
+  EXPECT_EQ(std::filesystem::status(directory).permissions(), shared);
+  std::filesystem::remove_all(directory);
+}
+
+TEST(FileStore, AFileInTheWayIsAnError) {
+  char name[] = "/tmp/tccl-file-XXXXXX";
+  ::close(::mkstemp(name));
+  const std::string file = name;
+  for (const std::string& path : {file, file + "/store", std::string()}) {
+    try {
+      file_store(path);
+      ADD_FAILURE() << "no error for \"" << path << '"';
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Errc::system);
+      EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
+    }
+  }
+  std::filesystem::remove(file);
+}
+
 TEST(TcpStore, AMissingServerIsAnError) {
   EXPECT_THROW(tcp_store("127.0.0.1", free_port(), false, 50ms), Error);
 }

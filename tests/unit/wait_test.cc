@@ -68,17 +68,17 @@ class DoorbellScope : public ::testing::TestWithParam<FutexScope> {};
 TEST_P(DoorbellScope, WakesASleeper) {
   Doorbell doorbell;
   std::atomic<bool> is_set{false};
-  std::thread ringer([&] {
+  std::thread notifier([&] {
     while (doorbell.sleepers.load() == 0) std::this_thread::yield();
     is_set.store(true);
     doorbell_fence();
     doorbell.notify_if_sleeping(GetParam());
   });
-  // An hour's interval: only the ring ends the sleep.
+  // An hour's interval: only the notification ends the sleep.
   EXPECT_TRUE(sleep_until(
       DoorbellSleeper(doorbell, GetParam(), 1h), [&] { return is_set.load(); },
       [] { return false; }));
-  ringer.join();
+  notifier.join();
   EXPECT_EQ(doorbell.sleepers.load(), 0U);
 }
 
@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, DoorbellScope,
                            return info.param == FutexScope::local ? "local" : "shared";
                          });
 
-TEST(Doorbell, IsNotRungWithoutASleeper) {
+TEST(Doorbell, IsNotNotifiedWithoutASleeper) {
   Doorbell doorbell;
   doorbell.notify_if_sleeping();
   EXPECT_EQ(doorbell.notifications.load(), 0U);

@@ -34,6 +34,7 @@ TEST(Cpus, ListsAndRanges) {
   EXPECT_EQ(parse_cpus("7"), (Cpus{7}));
   EXPECT_EQ(parse_cpus("0,1,2,3,28,29,31,32"), (Cpus{0, 1, 2, 3, 28, 29, 31, 32}));
   EXPECT_EQ(parse_cpus("0-3,28-29,5,5"), (Cpus{0, 1, 2, 3, 28, 29, 5, 5}));
+  EXPECT_EQ(parse_cpus("0, 1, 28-29"), (Cpus{0, 1, 28, 29}));
 }
 
 TEST(Cpus, InvalidListsAreRejected) {
@@ -71,7 +72,7 @@ int default_count(int cpus, int ranks_on_same_cpus) {
   return plan_workers(settings_of({}), {0, 8, ranks_on_same_cpus, range(0, cpus - 1)}).count;
 }
 
-TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCores) {
+TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCpus) {
   EXPECT_EQ(default_count(2, 2), 0);
   EXPECT_EQ(default_count(2, 1), 1);
   EXPECT_EQ(default_count(1, 8), 0);
@@ -89,21 +90,21 @@ TEST(WorkerPoolOptions, EachRankTakesItsPartOfTheList) {
   EXPECT_TRUE(second.start_at_once);
 }
 
-TEST(WorkerPoolOptions, CoreListAloneSetsTheCount) {
+TEST(WorkerPoolOptions, CpuListAloneSetsTheCount) {
   const WorkerPoolOptions plan = plan_workers(settings_of({}, "0-5"), {1, 3, 3, range(0, 7)});
   EXPECT_EQ(plan.count, 2);
   EXPECT_EQ(plan.cpus, (Cpus{2, 3}));
   EXPECT_TRUE(plan.start_at_once);
 }
 
-TEST(WorkerPoolOptions, ShortCoreListPinsTheFirstWorkers) {
+TEST(WorkerPoolOptions, ShortCpuListPinsTheFirstWorkers) {
   const Settings settings = settings_of(2, "4,5,6");
   EXPECT_EQ(plan_workers(settings, {1, 3, 3, range(0, 7)}).cpus, (Cpus{6}));
   EXPECT_EQ(plan_workers(settings, {2, 3, 3, range(0, 7)}).cpus, (Cpus{}));
 }
 
 TEST(WorkerPoolOptions, ConsistentSettingsGiveNoWarning) {
-  // Cpus reserved for workers, as documented; one of them is the rank's own.
+  // CPUs reserved for workers, as documented; one of them is the rank's own.
   EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 2, 1, range(4, 27)}), "");
   EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {1, 2, 1, range(32, 55)}), "");
   EXPECT_EQ(worker_settings_conflict(settings_of({}, kTwoTimesFour), {0, 4, 4, range(0, 1)}), "");
@@ -332,18 +333,11 @@ TEST(WorkerPool, WorkersOfMissingCpusAreNotPinned) {
   EXPECT_EQ(parts_of(workers, 1000, 1).size(), 24U);
 }
 
-TEST(WorkerPoolDeathTest, MissingCpusAreReportedOnce) {
-  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
-  const WorkerPoolOptions plan{
-      .count = 3, .cpus = {4000, 4001, 4002}, .start_at_once = true, .rank = 7};
-  EXPECT_EXIT(
-      {
-        const WorkerPool first(plan);
-        std::fputs("between\n", stderr);
-        const WorkerPool second(plan);
-        ::_exit(0);
-      },
-      ::testing::ExitedWithCode(0), "^tccl: rank 7: warning: [^\n]*4000-4002[^\n]*\nbetween\n$");
+TEST(WorkerPool, UnavailableCpusAreFoundAndTheThreadStaysWhereItWas) {
+  const Cpus own = cpus_of_this_thread();
+  EXPECT_EQ(unavailable_cpus(Cpus{4000, own[0], 4001}), (Cpus{4000, 4001}));
+  EXPECT_EQ(unavailable_cpus({}), Cpus());
+  EXPECT_EQ(cpus_of_this_thread(), own);
 }
 
 // ---- copies by several threads

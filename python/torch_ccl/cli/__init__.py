@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from torch_ccl.cli.bench import bench
+from torch_ccl.cli.compile import compile_extension
 from torch_ccl.cli.doctor import doctor
 from torch_ccl.cli.info import info
 from torch_ccl.cli.run import run
@@ -41,3 +42,4 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
 app.command()(info)
 app.command()(bench)
+app.command("compile")(compile_extension)

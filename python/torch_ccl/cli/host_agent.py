@@ -48,7 +48,7 @@ def addresses_of(host: str) -> list[str]:
 def own_addresses() -> list[str]:
     try:
         return libtccl.host_addresses()
-    except libtccl.Error:  # no usable interface
+    except (libtccl.Error, libtccl.LoadError):  # no usable interface; the ranks report the other
         return []
 
 

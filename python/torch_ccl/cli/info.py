@@ -13,7 +13,13 @@ from torch_ccl.cli.tables import print_table
 NO_LIMIT = 1 << 63
 
 
+def source_of(row: libtccl.AlgorithmRule) -> str:
+    return "environment" if row["by_setting"] else "table" if row["applies"] else "setting only"
+
+
 def byte_range(row: libtccl.AlgorithmRule) -> str:
+    if not row["applies"]:
+        return "-"
     last = "max" if row["to_bytes"] >= NO_LIMIT else str(row["to_bytes"])
     return f"{row['from_bytes']}-{last}"
 
@@ -35,9 +41,9 @@ def print_algorithms(rows: list[libtccl.AlgorithmRule]) -> None:
             row["algorithm"],
             "several" if row["several_hosts"] else "one",
             byte_range(row),
-            f"{row['from_ranks']} or more",
+            f"{row['from_ranks']} or more" if row["applies"] else "-",
             row["dtypes"],
-            "environment" if row["by_setting"] else "table",
+            source_of(row),
             row["doc"],
         )
         for row in rows
@@ -76,11 +82,13 @@ def processor(kernels: str) -> dict[str, Any]:
 
 
 def settings_facts(library: libtccl.Info) -> dict[str, Any]:
-    from torch_ccl.cli.settings import settings_with_source, unknown_settings
+    from torch_ccl.cli.settings import ignored_settings, settings_with_source, unknown_settings
 
+    table = libtccl.settings_table()
     return {
         "settings": settings_with_source(library["settings"], os.environ),
-        "unknown_settings": unknown_settings(os.environ, libtccl.settings_table()),
+        "ignored_settings": ignored_settings(os.environ, table),
+        "unknown_settings": unknown_settings(os.environ, table),
     }
 
 
@@ -124,6 +132,9 @@ def processor_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def print_settings(facts: dict[str, Any]) -> None:
     rows = [(row["name"], row["value"], row["from"]) for row in facts["settings"]]
     print_table("settings", ("name", "value", "from"), rows)
+    if ignored := facts["ignored_settings"]:
+        title = "oneCCL's variables without effect"
+        print_table(title, ("name", "why"), list(ignored.items()))
     if unknown := facts["unknown_settings"]:
         title = "not settings of this library (ignored)"
         print_table(title, ("name", "most similar setting"), list(unknown.items()))
@@ -136,7 +147,7 @@ def print_facts(facts: dict[str, Any]) -> None:
     typer.echo("torch-ccl info --algorithms shows which algorithm runs when")
 
 
-def fail(problem: libtccl.Error) -> NoReturn:
+def fail(problem: RuntimeError) -> NoReturn:
     typer.echo(f"torch-ccl info: {problem}", err=True)
     raise typer.Exit(1)
 
@@ -151,7 +162,7 @@ def info(
     """Show versions, machine and settings, or which algorithm runs when."""
     try:
         library = libtccl.info()
-    except libtccl.Error as problem:
+    except (libtccl.Error, libtccl.LoadError) as problem:
         fail(problem)
     if as_json:
         typer.echo(json.dumps(gather_facts(library), indent=1))

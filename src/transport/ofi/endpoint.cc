@@ -7,6 +7,7 @@
 #include <rdma/fi_tagged.h>
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -55,13 +56,36 @@ Info find_provider(const std::string& provider, const std::string& address, std:
   return Info(found);
 }
 
-Info choose_provider(const Endpoint::Options& options) {
-  // Before libfabric 1.18, reliable datagrams over TCP are the layered provider tcp;ofi_rxm.
-  const std::vector<std::string> candidates = options.provider.empty() || options.provider == "tcp"
-                                                  ? std::vector<std::string>{"tcp;ofi_rxm", "tcp"}
-                                                  : std::vector<std::string>{options.provider};
+/// From its first fi_getinfo() on, libfabric hides all providers that are not in FI_PROVIDER. Scripts
+/// set it for MPI, so the provider that is used here is added.
+void allow_provider(const std::string& provider) {
+  const char* list = std::getenv("FI_PROVIDER");
+  if (list == nullptr || *list == '^' || *list == '\0') return;
+  const std::string core = provider.substr(0, provider.find(';'));
+  if (std::string_view(list).find(core) == std::string_view::npos)
+    ::setenv("FI_PROVIDER", formatted("{},{}", list, core).c_str(), /*overwrite=*/1);
+}
+
+/// Before libfabric 1.18, reliable datagrams over TCP are the layered provider tcp;ofi_rxm.
+std::vector<std::string> full_names(const std::string& provider) {
+  if (provider == "tcp") return {"tcp;ofi_rxm", "tcp"};
+  return {provider};
+}
+
+Info find_provider(const std::vector<std::string>& candidates, const Endpoint::Options& options) {
   for (const std::string& name : candidates)
     if (Info info = find_provider(name, options.address, options.port)) return info;
+  return nullptr;
+}
+
+Info choose_provider(const Endpoint::Options& options) {
+  const std::string provider = options.provider.empty() ? "tcp" : options.provider;
+  allow_provider(provider);
+  if (options.provider.empty())
+    for (const std::string& preferred : options.preferred_providers)
+      if (Info info = find_provider(full_names(preferred), options)) return info;
+  const std::vector<std::string> candidates = full_names(provider);
+  if (Info info = find_provider(candidates, options)) return info;
   std::string tried;
   for (const std::string& name : candidates)
     tried += formatted("{}\"{}\"", tried.empty() ? "" : " or ", name);
@@ -73,6 +97,7 @@ Info choose_provider(const Endpoint::Options& options) {
 }  // namespace
 
 Endpoint::Endpoint(const Options& options) {
+  library(options.libfabric_path);
   const Info info = choose_provider(options);
   provider_ = info->fabric_attr->prov_name;
   open(*info);

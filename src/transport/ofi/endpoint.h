@@ -53,9 +53,11 @@ class Request {
 class Endpoint {
  public:
   struct Options {
-    std::string provider;    // as CCL_ATL_PROVIDER names it; empty: tcp
+    std::string provider;    // as CCL_ATL_PROVIDER names it; empty: a preferred one, else tcp
     std::string address;     // of the network interface
     std::uint16_t port = 0;  // 0: any
+    std::vector<std::string> preferred_providers{};
+    std::string libfabric_path{};  // empty: the system's
   };
   using RawAddress = std::vector<std::byte>;  // as fi_getname() returns it
   static constexpr fi_addr_t kAnySource = FI_ADDR_UNSPEC;

@@ -34,9 +34,9 @@ void set_defaults() {
   for (const auto& [name, value] : kDefaults) ::setenv(name, value, /*overwrite=*/0);
 }
 
-Library load() {
+Library load(const std::string& path) {
   set_defaults();
-  void* handle = ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* handle = ::dlopen(path.empty() ? "libfabric.so.1" : path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr)
     throw Error(Errc::system,
                 formatted("ranks on several hosts need libfabric (Debian, Ubuntu: apt install "
@@ -54,8 +54,9 @@ Library load() {
 
 }  // namespace
 
-const Library& library() {
-  static const Library library = load();  // never unloaded: libfabric has threads and exit handlers
+const Library& library(const std::string& path) {
+  static const Library library =
+      load(path);  // never unloaded: libfabric has threads and exit handlers
   return library;
 }
 

@@ -5,6 +5,7 @@
 #include <rdma/fabric.h>
 
 #include <cstdint>
+#include <string>
 
 namespace tccl::ofi {
 
@@ -18,7 +19,8 @@ struct Library {
   decltype(&::fi_version) version;
 };
 
-/// Throws Error{system} with the package to install if libfabric is missing.
-const Library& library();
+/// Throws Error{system} with the package to install if libfabric is missing. The first call loads it
+/// from `path`, by default the system's.
+const Library& library(const std::string& path = {});
 
 }  // namespace tccl::ofi

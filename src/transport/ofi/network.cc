@@ -23,7 +23,8 @@ std::unique_ptr<Endpoint> open_endpoint(const Settings& settings, const std::str
   for (std::uint32_t port = ports.first; port <= ports.last; ++port) {
     try {
       return std::make_unique<Endpoint>(
-          Endpoint::Options{settings.provider, address, static_cast<std::uint16_t>(port)});
+          Endpoint::Options{settings.provider, address, static_cast<std::uint16_t>(port),
+                            settings.preferred_providers, settings.libfabric_path});
     } catch (const Error& error) {
       if (ports.last == 0) throw;
       problem = error.what();

@@ -19,8 +19,7 @@ class ShmLink final : public Link {
   void wake_peer() override;
   void wake_progress_thread() override { group_.process(peer_).wake_progress_thread(); }
   bool take(Take each) override;
-  /// Never asked: P2pFailureDetector::state_of() asks about ranks of other hosts only. advance()
-  /// has taken the cells of a local rank before failures are checked.
+  /// P2p takes the cells before it checks for failures, and those of a local rank arrive at once.
   [[nodiscard]] bool is_drained() const override { return true; }
   void return_credit(std::uint64_t bytes) override;
   [[nodiscard]] std::uint64_t returned_credit() const override;

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from torch_ccl.cli.checks.cpus import check_cpus, check_threads, check_workers
 from torch_ccl.cli.checks.environment import (
+    check_ignored_settings,
     check_master,
     check_rank_variables,
     check_settings,
@@ -43,6 +44,7 @@ CHECKS: tuple[tuple[str, Callable[[Machine], Finding]], ...] = (
     ("interfaces", check_interfaces),
     ("host name", check_host_name),
     ("settings", check_settings),
+    ("oneCCL's variables", check_ignored_settings),
     ("unknown settings", check_unknown_settings),
     ("rank and size", check_rank_variables),
     ("rendezvous", check_master),

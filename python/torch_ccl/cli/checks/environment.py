@@ -5,7 +5,7 @@ import socket
 from torch_ccl import launchers, libtccl
 from torch_ccl.cli.checks.finding import OK, PROBLEM, WARNING, Finding, Machine
 from torch_ccl.cli.host_agent import is_this_host
-from torch_ccl.cli.settings import unknown_settings
+from torch_ccl.cli.settings import ignored_settings, unknown_settings
 
 
 def check_settings(machine: Machine) -> Finding:
@@ -16,6 +16,14 @@ def check_settings(machine: Machine) -> Finding:
         return Finding(PROBLEM, str(problem), advice)
     set_by_user = [row["name"] for row in rows if row["is_set"]]
     return Finding(OK, f"set: {', '.join(set_by_user)}" if set_by_user else "all are defaults")
+
+
+def check_ignored_settings(machine: Machine) -> Finding:
+    ignored = ignored_settings(machine.environment, machine.settings_table())
+    if not ignored:
+        return Finding(OK, "all that are set have an effect")
+    reasons = [f"{name} ({doc.rstrip('.')})" for name, doc in ignored.items()]
+    return Finding(OK, f"without effect: {', '.join(reasons)}")
 
 
 def check_unknown_settings(machine: Machine) -> Finding:

@@ -4,7 +4,7 @@ import re
 import resource
 import socket
 
-from torch_ccl import launchers
+from torch_ccl import launchers, libtccl
 from torch_ccl.cli.checks.finding import MIB, OK, PROBLEM, WARNING, Finding, Machine
 
 RDMA_PROVIDERS = ("verbs", "efa", "cxi", "psm2", "psm3", "opx", "gni", "usnic")
@@ -24,11 +24,10 @@ def check_libfabric(machine: Machine) -> Finding:
         return Finding(OK, f"{found}; FI_PROVIDER={machine.provider} allows several")
     parts = {part for name in providers for part in (name, *name.split(";"))}
     if machine.provider not in parts:
-        return Finding(
-            PROBLEM,
-            f"{found}; there is no {machine.provider}",
-            "set CCL_ATL_PROVIDER to one of them",
-        )
+        text = f"{found}; there is no {machine.provider}"
+        if machine.environment.get("CCL_ATL_PROVIDER"):
+            return Finding(PROBLEM, text, "set CCL_ATL_PROVIDER to one of them")
+        return Finding(WARNING, f"{text}, as FI_PROVIDER says: tcp is used", "unset FI_PROVIDER")
     return Finding(OK, f"{found}; {machine.provider} is used")
 
 
@@ -47,7 +46,7 @@ def check_locked_memory(machine: Machine) -> Finding:
 def check_interfaces(machine: Machine) -> Finding:
     try:
         return Finding(OK, f"other hosts reach this one at {', '.join(machine.addresses())}")
-    except RuntimeError as problem:
+    except libtccl.Error as problem:
         if machine.environment.get("CCL_SOCKET_IFNAME"):
             return Finding(PROBLEM, str(problem), "correct CCL_SOCKET_IFNAME, or unset it")
         advice = "for several hosts: connect a network"

@@ -1,0 +1,69 @@
+"""Loads torch_ccl._C, the extension for the installed torch.
+
+torch has no stable C++ interface, so an extension serves one minor version of torch and one version
+of Python. The wheel has one for each of several versions of torch, in extensions/torch2.13/ and so
+on. For any other torch or Python the extension is compiled when it is first needed, from sources
+in the wheel, and kept in the user's cache (extension_build.py).
+"""
+
+import importlib.util
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from torch_ccl import extension_build, installed_files, libtccl
+
+NAME = "torch_ccl._C"
+OLDEST_TORCH = (2, 8)
+
+
+def load() -> ModuleType:
+    """Return the module; raises ImportError with advice if there is none for this torch."""
+    if NAME in sys.modules:
+        return sys.modules[NAME]
+    check_torch_version(torch.__version__)
+    if path := prebuilt():
+        try:
+            return _import(path)
+        except ImportError:  # a patch release of torch may lack a symbol
+            pass
+    return extension_build.load_or_compile(_import)
+
+
+def check_torch_version(version: str) -> None:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and OLDEST_TORCH <= (int(found[1]), int(found[2])) < (3, 0):
+        return
+    raise ImportError(f"torch-ccl needs torch 2.8 or a later 2.x, but torch {version} is installed")
+
+
+def prebuilt() -> Path | None:
+    """The extension in the package for this torch and this Python, if there is one.
+
+    Only for releases: a pre-release or a build from source may differ from the release.
+    """
+    release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+(cpu|cu\d+|rocm[\d.]+|xpu))?", torch.__version__)
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    return installed_files.find(f"extensions/torch{release[1]}/_C{suffix}") if release else None
+
+
+def _import(path: Path) -> ModuleType:
+    # The extension needs libtccl.so; once ours is loaded, no other one is searched for.
+    try:
+        libtccl.load()
+    except libtccl.LoadError as problem:
+        raise ImportError(str(problem)) from None
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[NAME] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[NAME]
+        raise
+    return module

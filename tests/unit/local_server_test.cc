@@ -1,0 +1,111 @@
+// The coordinator's side of the handshake on a host, with threads as the ranks: what it reports
+// about a rank that fails or dies.
+#include "rendezvous/local_server.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <future>
+
+#include "base/unix_socket.h"
+#include "memory_store.h"
+#include "rendezvous/local_client.h"
+#include "rendezvous/secret.h"
+#include "tccl/error.h"
+
+namespace tccl {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Rank 0 coordinates a host of two ranks; tests play rank 1.
+class LocalServerTest : public ::testing::Test {
+ protected:
+  RendezvousOptions options_of(int rank) {
+    return {.store = &store_,
+            .group = "world",
+            .secret = "secret of process " + std::to_string(::getpid()),
+            .rank = rank,
+            .size = 2,
+            .timeout = 20s,
+            .deadline = deadline_after(20s),
+            .make_peer_info =
+                [rank](const std::string&) {
+                  PeerInfo peer_info;
+                  peer_info.rank = rank;
+                  peer_info.size = 2;
+                  return peer_info;
+                },
+            .apply_roster = [](const Roster&) {}};
+  }
+
+  /// Serves connections until both ranks have joined.
+  void accept_rank_1() {
+    while (server_.joined_ranks().size() < 2) server_.poll(/*other_fd=*/-1);
+  }
+
+  std::string socket_name() const { return rendezvous_socket_name(options_.secret); }
+
+  static void expect_names_rank_1(const std::function<void()>& step, const std::string& reason) {
+    try {
+      step();
+      FAIL() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.ranks(), std::vector{1}) << error.what();
+      const std::string text = error.what();
+      EXPECT_TRUE(text.starts_with("init of group world: rank 1 (host ")) << text;
+      EXPECT_TRUE(text.ends_with(reason)) << text;
+    }
+  }
+
+  MemoryStore store_;
+  RendezvousOptions options_ = options_of(0);
+  HostMap host_map_{std::vector{0, 0}};
+  Fd memory_{::memfd_create("local_server_test", MFD_CLOEXEC)};
+  LocalServer server_{options_, listen_on(socket_name())};
+};
+
+/// While the other hosts learn of a rank's failure, its coordinator polls its connections: that
+/// must not replace the reason by "it closed its connection".
+TEST_F(LocalServerTest, ARankThatReportsItsFailureIsNotReportedAsLost) {
+  RendezvousOptions options = options_of(1);
+  options.apply_roster = [](const Roster&) {
+    throw Error(Errc::system, "init of group world: rank 1 (host b, pid 7): no room", {1});
+  };
+  const auto member = std::async(std::launch::async, [&] {
+    EXPECT_THROW(LocalClient::connect(options)->join(memory_.get(), -1), Error);
+  });
+  accept_rank_1();
+  Roster roster;
+  roster.local = server_.gather_peer_infos(host_map_, "");
+  for (const LocalPeer& peer : roster.local) roster.all.push_back(peer.peer_info);
+  expect_names_rank_1([&] { server_.distribute(roster, memory_.get(), -1); }, "no room");
+  member.wait();  // it has closed its connection
+  EXPECT_NO_THROW(server_.check_connections());
+}
+
+TEST_F(LocalServerTest, ARankThatDiesBeforeItGetsTheAddressIsNamed) {
+  const RendezvousOptions options = options_of(1);
+  auto member = std::async(std::launch::async, [&] { return LocalClient::connect(options); });
+  accept_rank_1();
+  member.get().reset();  // closes its connection
+  expect_names_rank_1([&] { server_.gather_peer_infos(host_map_, ""); },
+                      "left before the group was formed: the connection was closed");
+  EXPECT_NO_THROW(server_.check_connections());
+}
+
+TEST_F(LocalServerTest, ARankThatDiesBeforeItsRequestIsAnsweredIsNamed) {
+  Fd socket = connect_to(socket_name());
+  ASSERT_TRUE(socket);
+  server_.poll(/*other_fd=*/-1);  // accepts and sends the challenge
+  const auto challenge = receive_packet<Challenge>(socket.get(), deadline_after(5s));
+  const Response response = respond(options_.secret, challenge, kLocalHandshake);
+  send_packet(socket.get(), JoinRequest{response, 1, 2, ::getpid()}, deadline_after(5s));
+  socket.reset();
+  expect_names_rank_1([&] { server_.poll(/*other_fd=*/-1); },
+                      "left before the group was formed: the connection was closed");
+}
+
+}  // namespace
+}  // namespace tccl

@@ -138,8 +138,9 @@ def overlapping_tensors_in_pieces(rank, size):
 def copies_of_pieces_overlap(rank, size):
     """Copies to the host and copies to the device run on two streams."""
     tensor = torch.ones(10 * 1024, device=device_of(rank))
+    dist.barrier()  # the group's first operation takes longer, and one rank may be late
     torch.standin.synchronize(rank)
-    torch.standin.set_delay_ms(10)
+    torch.standin.set_delay_ms(100)  # the copies in take 1 s: a loaded host is ready before they end
     before = torch.standin.simultaneous_copies()
     dist.all_reduce(tensor)
     assert torch.standin.simultaneous_copies() - before >= 5

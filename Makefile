@@ -1,20 +1,27 @@
 # Every target sets up what it needs: system packages, .venv, torch, our package.
 # ARGS is passed on:  make test ARGS="-k barrier"      PYTHON chooses the interpreter:  make build PYTHON=python3.12
+# TORCH chooses the torch:  make build TORCH=2.15.0    Without it: the torch that PYTHON has, else that of requirements-torch.txt.
 
 PYTHON ?= python3
 DIST ?= dist
-VENV_PYTHON := .venv/bin/python
+# A torch that is named has an environment and build directories of its own, beside those of the default.
+# `make wheel` reads TORCH as a list.
+SUFFIX := $(if $(filter-out wheel,$(MAKECMDGOALS)),$(TORCH:%=-torch%))
+export VENV := .venv$(SUFFIX)
+VENV_PYTHON := $(VENV)/bin/python
+STANDIN := build/standin$(SUFFIX)
 # Directories are in the list too: their times change when a file is added or removed.
-PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt README.md LICENSE \
+PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests build wheel library standin test-setup demo test applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests build wheel library standin test-setup demo test test-torch applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
 	@echo "make test       build and test (about 10 minutes after the build on 2 cores)"
 	@echo "make test-all   the same with the slow tests (up to an hour)"
-	@echo "make build      .venv with the package installed"
+	@echo "make test-torch TORCH=2.15.0   the tests of the binding with another torch: conformance, stack, torch's own suite"
+	@echo "make build      .venv with the package installed; TORCH=2.15.0: .venv-torch2.15.0"
 	@echo "make library    the C++ library and its tests in build/release, without torch"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/; TORCH=\"2.12 2.15\": for these torches"
 	@echo "make lint       clang-format, clang-tidy, include graph, ruff, mypy"
@@ -32,7 +39,7 @@ packages:
 	@PYTHON="$(PYTHON)" tools/setup.sh packages
 
 setup:
-	@PYTHON="$(PYTHON)" tools/setup.sh
+	@PYTHON="$(PYTHON)" TORCH="$(if $(SUFFIX),$(TORCH))" tools/setup.sh
 
 setup-tests: setup
 	@tools/setup.sh test
@@ -40,13 +47,13 @@ setup-tests: setup
 # With -j: `library` builds in the same directory, and setup-tests also installs into .venv.
 BEFORE_PACKAGE := $(if $(filter library lint,$(MAKECMDGOALS)),library) \
                   $(if $(filter setup-tests compat bench-hosts,$(MAKECMDGOALS)),setup-tests)
-.venv/.package: $(PACKAGE_SOURCES) | setup $(BEFORE_PACKAGE)
+$(VENV)/.package: $(PACKAGE_SOURCES) | setup $(BEFORE_PACKAGE)
 	@echo "building the Python package"
 	@touch $@.started  # a source that changes meanwhile is newer
-	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps .
+	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps $(if $(SUFFIX),-C build-dir=build/package$(SUFFIX)) .
 	@mv $@.started $@
 
-build: .venv/.package
+build: $(VENV)/.package
 
 # Without TORCH the extension is that of .venv's torch, and build/release is shared with `build`. With TORCH="2.12 2.15"
 # the wheel has one extension for each of them, and is built in a directory of its own.
@@ -58,22 +65,23 @@ wheel: setup
 
 # The C++ library and its tests, without torch. `build` leaves the binding configured in build/release: not without .venv.
 library: packages
-	cmake --preset release --log-level=WARNING $(if $(wildcard $(VENV_PYTHON)),,-DTCCL_BUILD_BINDING=OFF)
+	cmake --preset release --log-level=WARNING $(if $(wildcard .venv/bin/python),,-DTCCL_BUILD_BINDING=OFF)
 	cmake --build --preset release
 
 # The accelerator of the tests, against the torch of .venv.
 standin: setup
-	cmake -S tests/standin -B build/standin -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(VENV_PYTHON) --log-level=WARNING
-	cmake --build build/standin
+	cmake -S tests/standin -B $(STANDIN) -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(VENV_PYTHON) --log-level=WARNING
+	cmake --build $(STANDIN)
 
 demo: build
 	$(VENV_PYTHON) examples/demo.py $(ARGS)
 
 # In a fresh clone the C++ library and its tests compile while pip installs torch.
 test-setup: packages
-	@$(MAKE) --no-print-directory $(if $(wildcard .venv build/release),,-j2) setup library
+	@$(MAKE) --no-print-directory $(if $(wildcard $(VENV) build/release),,-j2) setup library
 	@$(MAKE) --no-print-directory -j3 build standin setup-tests
 
+test test-all: export STANDIN_BUILD_DIR := $(STANDIN)
 test: test-setup
 	$(VENV_PYTHON) tools/run_tests.py -m "not slow" $(ARGS)
 
@@ -82,13 +90,19 @@ test-all: test-setup
 	@tools/setup.sh docs
 	$(VENV_PYTHON) tools/run_tests.py $(ARGS)
 
+# What depends on the version of torch. The rest is `make test TORCH=...`.
+TORCH_TESTS := tests/binding tests/stack tests/conformance tests/torch_suite tests/package/test_extension.py
+test-torch: library build
+	@tools/setup.sh test
+	$(VENV_PYTHON) tools/run_tests.py $(TORCH_TESTS) $(ARGS)
+
 lint: library build standin
 	@tools/setup.sh lint
 	tools/lint.sh
 
 docs: setup
 	@tools/setup.sh docs
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	@echo "built: build/site/index.html"
 
 sanitize: setup setup-tests
@@ -98,9 +112,9 @@ soak: build
 	$(VENV_PYTHON) tests/soak/soak.py --seconds 300 $(ARGS)
 
 bench: build
-	.venv/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)
-	.venv/bin/torch-ccl bench --goals --programs decode,ddp_step,fsdp2_step --json build/programs.json $(ARGS)
-	.venv/bin/torch-ccl bench --goals --footprint --json build/footprint.json $(ARGS)
+	$(VENV)/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)
+	$(VENV)/bin/torch-ccl bench --goals --programs decode,ddp_step,fsdp2_step --json build/programs.json $(ARGS)
+	$(VENV)/bin/torch-ccl bench --goals --footprint --json build/footprint.json $(ARGS)
 
 bench-hosts: build setup-tests
 	$(VENV_PYTHON) tests/hosts/bench.py --json build/bench-hosts.json $(ARGS)
@@ -116,4 +130,4 @@ compat: build standin setup-tests
 	$(VENV_PYTHON) tests/compat/run.py $(DOCS) $(ARGS)
 
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .venv/.package
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .venv*/.package

@@ -6,10 +6,12 @@
 #   tools/setup.sh lint     what `make lint` needs on top
 #   tools/setup.sh applications     what the tests in tests/applications need on top
 #   tools/setup.sh docs     what `make docs` and the tests in tests/docs need on top
-# PYTHON names the interpreter for .venv (default python3).
+# PYTHON names the interpreter for .venv (default python3), VENV another directory. TORCH is the version of torch to install;
+# without it .venv sees the torch that PYTHON has, and gets that of requirements-torch.txt if PYTHON has none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+venv=${VENV:-.venv}
 PATH=$PATH:/usr/sbin:/sbin  # where daemons and ldconfig are, also for those who are not root
 
 die() { echo "setup: $*" >&2; exit 1; }
@@ -72,32 +74,57 @@ without_services() {
   return $status
 }
 
-# install_requirements <file>: into .venv, unless that very file has been installed
+# install_requirements <file> [requirement of pip]...: into .venv, unless these very ones have been installed
 install_requirements() {
-  local done=.venv/.${1%.txt} wanted
-  wanted=$(sha256sum <"$1")
+  local done=$venv/.${1%.txt} wanted
+  wanted="$(sha256sum <"$1") ${*:2}"
   [ "$(cat "$done" 2>/dev/null)" != "$wanted" ] || return 0
-  echo "setup: installing the Python packages of $1 into .venv"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$1"
+  echo "setup: installing the Python packages of $1 ${*:2} into $venv"
+  $venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$@"
   echo "$wanted" >"$done"
+}
+
+# The directories of the packages of $python, if a torch that we serve is among them.
+packages_with_torch() {
+  "$python" - <<'EOF' 2>/dev/null
+import importlib.metadata, re, site
+found = re.match(r"2\.(\d+)", importlib.metadata.version("torch"))
+if found and int(found[1]) >= 8:
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    print(*user, *site.getsitepackages(), sep="\n")
+EOF
+}
+
+# $venv sees the packages of $python by this file if it uses its torch.
+make_environment() {
+  "$python" -m venv --clear "$venv"
+  [ -n "${TORCH:-}" ] || packages_with_torch >"$(echo "$venv"/lib/python3*/site-packages)/packages_of_python.pth" || true
+}
+
+torch_requirement() {
+  if [ -n "${TORCH:-}" ]; then
+    echo "torch==$TORCH"
+  elif ! grep -qs . "$venv"/lib/python3*/site-packages/packages_of_python.pth; then
+    grep ^torch requirements-torch.txt
+  fi
 }
 
 # In a directory of its own, for it brings an mpiexec.
 install_intel_mpi() {
-  [ ! -x .venv/intel-mpi/bin/mpiexec.hydra ] || return 0
-  echo "setup: installing Intel MPI into .venv/intel-mpi"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --prefix .venv/intel-mpi impi-rt==2021.19.0
+  [ ! -x $venv/intel-mpi/bin/mpiexec.hydra ] || return 0
+  echo "setup: installing Intel MPI into $venv/intel-mpi"
+  $venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --prefix $venv/intel-mpi impi-rt==2021.19.0
 }
 
-# In an environment of its own that sees the packages of .venv. Without dependencies, for they would bring another
+# In an environment of its own that sees the packages of $venv. Without dependencies, for they would bring another
 # torch: the file lists them all. Nothing is isolated: DeepSpeed is built from source and its build imports torch.
 install_applications() {
-  local requirements=requirements-applications.txt environment=.venv/applications wanted
+  local requirements=requirements-applications.txt environment=$venv/applications wanted
   wanted=$(sha256sum <$requirements)
   [ "$(cat $environment/.requirements 2>/dev/null)" != "$wanted" ] || return 0
   echo "setup: installing the Python packages of $requirements into $environment"
-  .venv/bin/python -m venv --clear --without-pip $environment
-  .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+  $venv/bin/python -m venv --clear --without-pip $environment
+  $venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
     >"$(echo $environment/lib/python3*/site-packages)/venv.pth"
   $environment/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -r $requirements
   # What DeepSpeed would else compile when it first makes a group, while a test is waiting.
@@ -131,5 +158,5 @@ fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   die "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1); choose one: make build PYTHON=python3.11"
 
-.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
-install_requirements requirements-dev.txt
+$venv/bin/python -m pip --version >/dev/null 2>&1 || make_environment
+install_requirements requirements-dev.txt $(torch_requirement)

@@ -67,8 +67,19 @@ int wait_on_wall_clock(pthread_cond_t* condition, pthread_mutex_t* mutex, clocki
 }  // namespace tccl
 
 // ---- libstdc++: each function here has the mangled name of a member or function of namespace std.
-// `.symver` binds a name to the version that old libraries have. It also keeps the linker from
-// taking the inline functions of our own objects, which would call back into this file.
+
+namespace {
+
+/// A function of libstdc++.so.6 in the version that old systems have, too.
+/// Looked up at run time: the linker (GNU ld 2.40) loses references to a version (`.symver`) if
+/// another library, such as libtorch_cpu.so of torch 2.15, exports the same name without one.
+template <class Function>
+Function* of_libstdcxx(const char* name, const char* version) {
+  static void* const library = ::dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  return reinterpret_cast<Function*>(::dlvsym(library, name, version));
+}
+
+}  // namespace
 
 // void std::__throw_bad_array_new_length(), since GCC 11: std::allocator calls it.
 extern "C" {
@@ -80,36 +91,35 @@ void throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 // void std::exception_ptr::_M_addref() and _M_release(), exported since GCC 11, where the copy
 // constructor and destructor became inline functions that call them. Before, these two were
 // exported, and they still are. An exception_ptr is one pointer.
-asm(".symver exception_ptr_copy, _ZNSt15__exception_ptr13exception_ptrC1ERKS0_@CXXABI_1.3.3");
-asm(".symver exception_ptr_destroy, _ZNSt15__exception_ptr13exception_ptrD1Ev@CXXABI_1.3.3");
 extern "C" {
-void exception_ptr_copy(void** self, void* const* other);
-void exception_ptr_destroy(void** self);
-
 TCCL_HIDDEN void exception_ptr_addref(void** self) asm(
     "_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
 void exception_ptr_addref(void** self) {
+  static const auto copy_constructor = of_libstdcxx<void(void**, void* const*)>(
+      "_ZNSt15__exception_ptr13exception_ptrC1ERKS0_", "CXXABI_1.3.3");
   void* copy = nullptr;  // not destroyed: that is the added reference
-  exception_ptr_copy(&copy, self);
+  copy_constructor(&copy, self);
 }
 
 TCCL_HIDDEN void exception_ptr_release(void** self) asm(
     "_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
 void exception_ptr_release(void** self) {
+  static const auto destructor = of_libstdcxx<void(void**)>(
+      "_ZNSt15__exception_ptr13exception_ptrD1Ev", "CXXABI_1.3.3");
   void* last = *self;
   *self = nullptr;
-  exception_ptr_destroy(&last);
+  destructor(&last);
 }
 }
 
 // void std::condition_variable::wait(std::unique_lock<std::mutex>&): GCC 12 gave it a new version,
 // because it became noexcept. The old one calls pthread_cond_wait() too.
-asm(".symver condition_variable_wait_old, "
-    "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
 extern "C" {
-void condition_variable_wait_old(void* self, void* lock);
-
 TCCL_HIDDEN void condition_variable_wait(void* self, void* lock) asm(
     "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE");
-void condition_variable_wait(void* self, void* lock) { condition_variable_wait_old(self, lock); }
+void condition_variable_wait(void* self, void* lock) {
+  static const auto old_wait = of_libstdcxx<void(void*, void*)>(
+      "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE", "GLIBCXX_3.4.11");
+  old_wait(self, lock);
+}
 }

@@ -140,7 +140,7 @@ def copies_of_pieces_overlap(rank, size):
     tensor = torch.ones(10 * 1024, device=device_of(rank))
     dist.barrier()  # the group's first operation takes longer, and one rank may be late
     torch.standin.synchronize(rank)
-    torch.standin.set_delay_ms(100)  # the copies in take 1 s: a loaded host is ready before they end
+    torch.standin.set_delay_ms(100)  # ten copies to the host take 1 s: also a loaded host overlaps
     before = torch.standin.simultaneous_copies()
     dist.all_reduce(tensor)
     assert torch.standin.simultaneous_copies() - before >= 5

@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 DIST ?= dist
+# make's default is g++. Every build directory has the same compiler, so ccache compiles the library only once.
+export CXX
 # A torch that is named has an environment and build directories of its own, beside those of the default.
 # `make wheel` reads TORCH as a list.
 SUFFIX := $(if $(filter-out wheel,$(MAKECMDGOALS)),$(TORCH:%=-torch%))

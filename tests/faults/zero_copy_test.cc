@@ -75,7 +75,7 @@ void stop_rank_1_until_rank_0_reports(const std::string& word, Ranks& ranks, std
   ranks.kill_rank(1, SIGCONT);
 }
 
-TEST(ZeroCopyFault, ALateRankCannotWriteIntoATensorWhoseOperationFailed) {
+TEST(ZeroCopyProcess, ALateRankCannotWriteIntoATensorWhoseOperationFailed) {
   std::mt19937 random(3);
   for (int round = 0; round < 8; ++round) {
     Ranks ranks(2, [&](Rank& rank) { fail_and_reuse(rank, round % 2 == 0 ? 0 : 129); });
@@ -113,9 +113,9 @@ void publish_and_fail(Rank& rank, tccl::Op op) {
   }
 }
 
-class PublishedMemory : public ::testing::TestWithParam<tccl::Op> {};
+class PublishedMemoryProcess : public ::testing::TestWithParam<tccl::Op> {};
 
-TEST_P(PublishedMemory, IsNotReadAsDataAfterItsOwnerHasFailed) {
+TEST_P(PublishedMemoryProcess, IsNotReadAsDataAfterItsOwnerHasFailed) {
   std::mt19937 random(5);
   for (int round = 0; round < 6; ++round) {
     Ranks ranks(2, [&](Rank& rank) { publish_and_fail(rank, GetParam()); });
@@ -125,12 +125,12 @@ TEST_P(PublishedMemory, IsNotReadAsDataAfterItsOwnerHasFailed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Reading, PublishedMemory,
+INSTANTIATE_TEST_SUITE_P(Reading, PublishedMemoryProcess,
                          ::testing::Values(tccl::Op::broadcast, tccl::Op::allgather,
                                            tccl::Op::alltoall),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-TEST(ZeroCopyFault, ATensorOfAFailedOperationServesTheNextGroup) {
+TEST(ZeroCopyProcess, ATensorOfAFailedOperationServesTheNextGroup) {
   Ranks ranks(2, [](Rank& rank) {
     ::setenv("CCL_SHARED_BYTES", "256M", 1);
     auto memory = rank.context()->allocate(kCount * sizeof(float));

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <random>
 
+#include "base/shared_memory.h"
 #include "harness.h"
 
 namespace faults {
@@ -56,9 +57,10 @@ void fail_and_reuse(Rank& rank, std::size_t skew) {
   if (rank.rank != 0) return;
   std::fill_n(x, kCount, 2.0F);
   // All pages but the first and the last one, which only this rank writes, are private now.
-  EXPECT_FALSE(is_shared(x + 1024));
+  const std::size_t page = tccl::page_bytes() / sizeof(float);
+  EXPECT_FALSE(is_shared(x + page));
   EXPECT_FALSE(is_shared(x + kCount / 2));
-  EXPECT_FALSE(is_shared(x + kCount - 1025));
+  EXPECT_FALSE(is_shared(x + kCount - page - 1));
   rank.report("timed out");
   std::this_thread::sleep_for(300ms);
   const auto wrong = static_cast<std::size_t>(std::count(x, x + kCount, 1.0F));

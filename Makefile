@@ -16,13 +16,14 @@ STANDIN := build/standin$(SUFFIX)
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests build wheel library standin test-setup demo test test-torch applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests build wheel library standin test-setup demo test test-torch test-aarch64 applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
 	@echo "make test       build and test (about 10 minutes after the build on 2 cores)"
 	@echo "make test-all   the same with the slow tests (up to an hour)"
 	@echo "make test-torch TORCH=2.15.0   the tests of the binding with another torch: conformance, stack, torch's own suite"
+	@echo "make test-aarch64   the library and its C++ tests for 64-bit Arm, under qemu"
 	@echo "make build      .venv with the package installed; TORCH=2.15.0: .venv-torch2.15.0"
 	@echo "make library    the C++ library and its tests in build/release, without torch"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/; TORCH=\"2.12 2.15\": for these torches"
@@ -97,6 +98,14 @@ TORCH_TESTS := tests/binding tests/stack tests/conformance tests/torch_suite tes
 test-torch: library build
 	@tools/setup.sh test
 	$(VENV_PYTHON) tools/run_tests.py $(TORCH_TESTS) $(ARGS)
+
+# Cross-compiled, under qemu-user: the C++ tests whose ranks are threads of one process. Limits of both: docs/dev/packaging.md.
+# 600: some suites take minutes there.
+test-aarch64: setup
+	@tools/setup.sh aarch64
+	cmake --preset aarch64 --log-level=WARNING
+	cmake --build --preset aarch64
+	TCCL_BUILD_DIR=build/aarch64 $(VENV_PYTHON) tools/run_tests.py tests/unit tests/conformance -m "tsan and not slow" --timeout 600 $(ARGS)
 
 lint: library build standin
 	@tools/setup.sh lint

@@ -6,6 +6,7 @@
 #   tools/setup.sh lint     what `make lint` needs on top
 #   tools/setup.sh applications     what the tests in tests/applications need on top
 #   tools/setup.sh docs     what `make docs` and the tests in tests/docs need on top
+#   tools/setup.sh aarch64     what `make test-aarch64` needs on top
 # PYTHON names the interpreter for .venv (default python3), VENV another directory. TORCH is the version of torch to install;
 # without it .venv sees the torch that PYTHON has, and gets that of requirements-torch.txt if PYTHON has none.
 set -euo pipefail
@@ -32,6 +33,11 @@ find_missing() {
   fi
   if [ "${1:-}" = docs ]; then
     has_command chromium || missing+=(chromium)          # for screenshots of the site
+    return
+  fi
+  if [ "${1:-}" = aarch64 ]; then
+    has_command aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
+    has_command qemu-aarch64 || missing+=(qemu-user)
     return
   fi
   if [ "${1:-}" = lint ]; then
@@ -133,6 +139,27 @@ install_applications() {
   echo "$wanted" >$environment/.requirements
 }
 
+# Packages of Debian arm64 with their dependencies, unpacked below build/. apt gets lists and a cache of its own there: the
+# system gets no foreign architecture, which would make every later `apt-get update` load a second set of lists, and no
+# package of which both architectures must have the same version.
+unpack_aarch64_sysroot() {
+  local sysroot=$PWD/build/aarch64-sysroot apt=$PWD/build/aarch64-apt package
+  local packages="libsodium-dev libfmt-dev libgtest-dev libfabric-dev"
+  [ "$(cat "$sysroot/.packages" 2>/dev/null)" != "$packages" ] || return 0
+  has_command apt-get || die "apt-get is needed to download packages of Debian arm64"
+  echo "setup: unpacking $packages of arm64 into build/aarch64-sysroot"
+  rm -rf "$sysroot" "$apt"
+  mkdir -p "$sysroot" "$apt"/{state,cache}
+  touch "$apt/status"  # no package is installed: apt finds all dependencies
+  local options=(-qq -o "Dir::State=$apt/state" -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt/cache"
+                 -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o "APT::Sandbox::User=$(id -un)")
+  apt-get "${options[@]}" update
+  apt-get "${options[@]}" install -y --no-install-recommends --download-only $packages
+  for package in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$package" "$sysroot"; done
+  rm -rf "$apt"
+  echo "$packages" >"$sysroot/.packages"
+}
+
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 can_install() { has_command apt-get && as_root true 2>/dev/null; }
 
@@ -152,6 +179,7 @@ if [ "${1:-}" = test ]; then
   install_intel_mpi
 fi
 [ "${1:-}" != applications ] || install_applications
+[ "${1:-}" != aarch64 ] || unpack_aarch64_sysroot
 [ "${1:-}" != docs ] || install_requirements requirements-docs.txt
 [ $# = 0 ] || exit 0  # `packages` and the others end here
 

@@ -1,4 +1,5 @@
-// Kernels compiled for the architecture's baseline instruction set.
+// Kernels compiled for the architecture's baseline instruction set: SSE2 on x86-64, NEON on
+// aarch64.
 #include "kernels/compress_impl.h"
 #include "kernels/copy_impl.h"
 #include "kernels/reduce_impl.h"

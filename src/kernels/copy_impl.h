@@ -39,6 +39,8 @@ inline void copy_vectors(unsigned char* to, const unsigned char* from, std::size
 }
 #endif
 
+/// Plain stores where there are no non-temporal ones. aarch64's STNP is a hint whose effect depends
+/// on the core and has not been measured.
 inline void copy_vectors_nontemporal(unsigned char* to, const unsigned char* from,
                                      std::size_t bytes) {
 #if defined(__x86_64__)

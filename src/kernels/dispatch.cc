@@ -1,39 +1,13 @@
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
-
 #include <cstring>
 
 #include "kernels/compress.h"
 #include "kernels/copy.h"
+#include "kernels/float_mode.h"
 #include "kernels/reduce.h"
 #include "kernels/variants.h"
 
 namespace tccl::kernels {
 namespace {
-
-/// Sets the floating-point control register to its default (round to nearest, keep denormals) and
-/// restores it. On one rank the operation may run on a user thread that flushes denormals, on
-/// another on a thread of the pool that does not; both must compute the same bits.
-class DefaultFloatMode {
- public:
-#if defined(__SSE__)
-  DefaultFloatMode() : saved_(_mm_getcsr()) {
-    if (changed()) _mm_setcsr(kDefault);
-  }
-  ~DefaultFloatMode() {
-    if (changed()) _mm_setcsr(saved_);
-  }
-
- private:
-  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nothing flushed
-  static constexpr unsigned kFlags = 0x3f;      // sticky exception flags: not a setting
-  [[nodiscard]] bool changed() const { return (saved_ & ~kFlags) != kDefault; }
-  unsigned saved_;
-#else
-  DefaultFloatMode() {}
-#endif
-};
 
 const CompressionKernel& compression_kernel_for(WireFormat format) {
   const CompressionKernels& compression_kernels = *best_variant().compression_kernels;

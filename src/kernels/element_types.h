@@ -14,6 +14,8 @@
 
 #if defined(__F16C__)  // also defined for every AVX-512 target
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "kernels/float_formats.h"
@@ -111,8 +113,8 @@ struct Narrow<BFloat16> : ElementType<std::uint16_t, float, 2> {
   static constexpr std::int32_t kUpper = INT32_MIN >> 15;
 };
 
-#if defined(__F16C__)
-/// Uses the CPU's float16 conversion (F16C). NaNs are replaced first: F16C keeps payload and sign.
+#if defined(__F16C__) || defined(__aarch64__)
+/// Uses the CPU's float16 conversion. NaNs are replaced first: the CPU keeps payload and sign.
 template <>
 struct Narrow<Float16> : ElementType<std::uint16_t, float, 1> {
   [[gnu::always_inline]] static Group load(const unsigned char* from) {
@@ -140,11 +142,16 @@ struct Narrow<Float16> : ElementType<std::uint16_t, float, 1> {
   static Halves to_halves(Floats floats) {
     return _mm512_maskz_cvtps_ph(kAllLanes, floats, _MM_FROUND_TO_NEAREST_INT);
   }
-#else
+#elif defined(__F16C__)
   static Floats to_floats(Halves halves) { return _mm256_cvtph_ps(halves); }
   static Halves to_halves(Floats floats) {
     return _mm256_cvtps_ph(floats, _MM_FROUND_TO_NEAREST_INT);
   }
+#else
+  static Floats to_floats(Halves halves) {
+    return vcvt_f32_f16(reinterpret_cast<float16x4_t>(halves));
+  }
+  static Halves to_halves(Floats floats) { return reinterpret_cast<Halves>(vcvt_f16_f32(floats)); }
 #endif
 };
 #endif

@@ -1,12 +1,13 @@
 #include "kernels/float8.h"
 
 #include "kernels/element_types.h"
+#include "kernels/float_mode.h"
 
 namespace tccl::kernels {
 namespace {
 
 template <typename Format>
-void decode_as(float* to, const unsigned char* from, std::size_t count) {
+[[gnu::noinline]] void decode_as(float* to, const unsigned char* from, std::size_t count) {
   for (std::size_t begin = 0; begin < count; begin += kLanes<float>) {
     Ints codes{};
     const std::size_t few = count - begin < kLanes<float> ? count - begin : kLanes<float>;
@@ -17,7 +18,7 @@ void decode_as(float* to, const unsigned char* from, std::size_t count) {
 }
 
 template <typename Format>
-void encode_as(unsigned char* to, const float* from, std::size_t count) {
+[[gnu::noinline]] void encode_as(unsigned char* to, const float* from, std::size_t count) {
   for (std::size_t begin = 0; begin < count; begin += kLanes<float>) {
     Floats values{};
     const std::size_t few = count - begin < kLanes<float> ? count - begin : kLanes<float>;
@@ -30,6 +31,7 @@ void encode_as(unsigned char* to, const float* from, std::size_t count) {
 }  // namespace
 
 void float8_to_float32(float* to, const void* from, std::size_t count, DType dtype) {
+  const DefaultFloatMode float_mode;
   const auto* codes = static_cast<const unsigned char*>(from);
   switch (dtype) {
     case DType::float8_e4m3fn:
@@ -44,6 +46,7 @@ void float8_to_float32(float* to, const void* from, std::size_t count, DType dty
 }
 
 void float32_to_float8(void* to, const float* from, std::size_t count, DType dtype) {
+  const DefaultFloatMode float_mode;
   auto* codes = static_cast<unsigned char*>(to);
   switch (dtype) {
     case DType::float8_e4m3fn:

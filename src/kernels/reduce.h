@@ -2,7 +2,7 @@
 //
 // Sources are combined in the order given (rank order), so every rank computes the same bits.
 // 16- and 8-bit floats are accumulated in float32 and rounded once, to nearest even. Integers wrap.
-// MIN and MAX propagate NaN; on a tie the earlier source wins.
+// MIN and MAX propagate NaN; on a tie the earlier source wins. Sign and payload of a NaN may vary.
 // Thread safety: functions without shared state.
 #pragma once
 

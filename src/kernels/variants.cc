@@ -38,8 +38,14 @@ bool has_avx512() {
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
+#if defined(__aarch64__)
+constexpr const char* kBaselineName = "neon";
+#else
+constexpr const char* kBaselineName = "baseline";
+#endif
+
 constexpr Variant kVariants[] = {
-    {"baseline", always, reduce_baseline, copy_baseline, copy_nontemporal_baseline,
+    {kBaselineName, always, reduce_baseline, copy_baseline, copy_nontemporal_baseline,
      &kCompressionKernelsBaseline},
 #if defined(__x86_64__)
     {"avx2", has_avx2, reduce_avx2, copy_avx2, copy_nontemporal_avx2, &kCompressionKernelsAvx2},

@@ -185,6 +185,11 @@ def test_instruction_sets(tmp_path, flags, expected):
     assert instruction_sets(root) == expected
 
 
+def test_instruction_sets_of_aarch64(tmp_path):
+    cpuinfo = "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nCPU part\t: 0xd0c\n"
+    assert instruction_sets(write(tmp_path, {"proc/cpuinfo": cpuinfo})) == ["neon"]
+
+
 def test_no_cgroup_no_limits(tmp_path):
     assert limits(tmp_path) == (None, None, None)
 

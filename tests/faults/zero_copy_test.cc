@@ -5,6 +5,7 @@
 #include <fstream>
 #include <random>
 
+#include "base/shared_memory.h"
 #include "harness.h"
 
 namespace faults {
@@ -56,9 +57,10 @@ void fail_and_reuse(Rank& rank, std::size_t skew) {
   if (rank.rank != 0) return;
   std::fill_n(x, kCount, 2.0F);
   // All pages but the first and the last one, which only this rank writes, are private now.
-  EXPECT_FALSE(is_shared(x + 1024));
+  const std::size_t page = tccl::page_bytes() / sizeof(float);
+  EXPECT_FALSE(is_shared(x + page));
   EXPECT_FALSE(is_shared(x + kCount / 2));
-  EXPECT_FALSE(is_shared(x + kCount - 1025));
+  EXPECT_FALSE(is_shared(x + kCount - page - 1));
   rank.report("timed out");
   std::this_thread::sleep_for(300ms);
   const auto wrong = static_cast<std::size_t>(std::count(x, x + kCount, 1.0F));
@@ -75,7 +77,7 @@ void stop_rank_1_until_rank_0_reports(const std::string& word, Ranks& ranks, std
   ranks.kill_rank(1, SIGCONT);
 }
 
-TEST(ZeroCopyFault, ALateRankCannotWriteIntoATensorWhoseOperationFailed) {
+TEST(ZeroCopyProcess, ALateRankCannotWriteIntoATensorWhoseOperationFailed) {
   std::mt19937 random(3);
   for (int round = 0; round < 8; ++round) {
     Ranks ranks(2, [&](Rank& rank) { fail_and_reuse(rank, round % 2 == 0 ? 0 : 129); });
@@ -113,9 +115,9 @@ void publish_and_fail(Rank& rank, tccl::Op op) {
   }
 }
 
-class PublishedMemory : public ::testing::TestWithParam<tccl::Op> {};
+class PublishedMemoryProcess : public ::testing::TestWithParam<tccl::Op> {};
 
-TEST_P(PublishedMemory, IsNotReadAsDataAfterItsOwnerHasFailed) {
+TEST_P(PublishedMemoryProcess, IsNotReadAsDataAfterItsOwnerHasFailed) {
   std::mt19937 random(5);
   for (int round = 0; round < 6; ++round) {
     Ranks ranks(2, [&](Rank& rank) { publish_and_fail(rank, GetParam()); });
@@ -125,12 +127,12 @@ TEST_P(PublishedMemory, IsNotReadAsDataAfterItsOwnerHasFailed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Reading, PublishedMemory,
+INSTANTIATE_TEST_SUITE_P(Reading, PublishedMemoryProcess,
                          ::testing::Values(tccl::Op::broadcast, tccl::Op::allgather,
                                            tccl::Op::alltoall),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-TEST(ZeroCopyFault, ATensorOfAFailedOperationServesTheNextGroup) {
+TEST(ZeroCopyProcess, ATensorOfAFailedOperationServesTheNextGroup) {
   Ranks ranks(2, [](Rank& rank) {
     ::setenv("CCL_SHARED_BYTES", "256M", 1);
     auto memory = rank.context()->allocate(kCount * sizeof(float));

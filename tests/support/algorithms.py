@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.commands import EMULATOR
+
 ONE_HOST, SEVERAL_HOSTS = "one_host", "several_hosts"
 
 
@@ -14,9 +16,8 @@ def algorithms(program: Path, scope: str) -> list[tuple[str, str]]:
     """(operation, algorithm) of each row of a scope."""
     if not program.exists():
         pytest.fail(f"{program} is not built: run `make library`", pytrace=False)
-    listing = subprocess.run(
-        [program, "--list-algorithms"], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    command = [*EMULATOR, program, "--list-algorithms"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     rows = [line.split() for line in listing.splitlines()]
     return [(operation, name) for row_scope, operation, name in rows if row_scope == scope]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -9,6 +10,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_DIR = ROOT / os.environ.get("TCCL_BUILD_DIR", "build/release")
+
+
+def emulator() -> list[str]:
+    """The command that runs programs of BUILD_DIR if they were compiled for another architecture,
+    else nothing: `[*EMULATOR, program]`."""
+    cache = BUILD_DIR / "CMakeCache.txt"
+    text = cache.read_text() if cache.exists() else ""
+    found = re.search(r"^CMAKE_CROSSCOMPILING_EMULATOR:\w+=(.+)$", text, re.M)
+    return found[1].split(";") if found else []
+
+
+EMULATOR = emulator()
 
 
 @dataclass

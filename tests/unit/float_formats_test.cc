@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/float8.h"
 #include "unit/float_format_definition.h"
+#include "unit/unusual_float_mode.h"
 
 namespace tccl {
 namespace {
@@ -119,6 +121,23 @@ TEST(Conversion, NanHasOneCodePerFormat) {
   EXPECT_EQ(kernels::Float8E5m2::encode(-nan), 0x7f);
   EXPECT_EQ(kernels::Float8E4m3fnuz::encode(-nan), 0x80);
   EXPECT_EQ(kernels::Float8E5m2fnuz::encode(-nan), 0x80);
+}
+
+TEST(Float8, CallersRoundingHasNoEffect) {
+  for (const Format& f : kFormats) {
+    if (!kernels::is_float8(f.dtype)) continue;
+    std::vector<unsigned char> codes(f.code_count()), again(codes.size());
+    for (unsigned code = 0; code < codes.size(); ++code)
+      codes[code] = static_cast<unsigned char>(code);
+    std::vector<float> values(codes.size());
+    kernels::float8_to_float32(values.data(), codes.data(), codes.size(), f.dtype);
+    for (float& value : values) value *= 0.875f;  // denormals are rounded again
+    kernels::float32_to_float8(codes.data(), values.data(), codes.size(), f.dtype);
+    const UnusualFloatMode mode;
+    kernels::float32_to_float8(again.data(), values.data(), codes.size(), f.dtype);
+    EXPECT_EQ(again, codes) << name_of(f.dtype);
+    EXPECT_TRUE(UnusualFloatMode::is_set()) << "the caller's setting must be restored";
+  }
 }
 
 }  // namespace

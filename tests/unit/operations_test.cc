@@ -133,7 +133,8 @@ std::string page() {
          reductions_table() +
          "\n"
          "- Inputs are combined in rank order; over several hosts first those of each host. Every "
-         "rank gets the same bits in every run.\n"
+         "rank gets the same bits in every run, with every instruction set of x86-64 and aarch64; "
+         "only the sign and payload of a NaN in\n  float32, float64 and complex are unspecified.\n"
          "- 16- and 8-bit floats are added in float32 and rounded once; over several hosts 16-bit "
          "floats are rounded twice. Integers wrap.\n"
          "- `min` and `max` propagate NaN. `bool`: `sum` and `max` are OR, `product` and `min` are "

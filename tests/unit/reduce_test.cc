@@ -3,16 +3,15 @@
 #include "kernels/reduce.h"
 
 #include <gtest/gtest.h>
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "kernels/variants.h"
 #include "unit/reduce_reference.h"
+#include "unit/unusual_float_mode.h"
 
 namespace tccl {
 namespace {
@@ -137,20 +136,36 @@ TEST(ReduceArithmetic, NarrowFloatsAreRoundedOnce) {
   EXPECT_EQ(result, 0x6801);  // 2050
 }
 
-#if defined(__SSE__)
+/// `x` + `x`, `y` + `y` ... computed while the calling thread has another floating-point mode.
+template <typename T, std::size_t kCount>
+std::array<T, kCount> doubled_in_unusual_mode(const std::array<T, kCount>& values, DType dtype) {
+  const void* sources[] = {values.data(), values.data()};
+  std::array<T, kCount> result{};
+  const UnusualFloatMode mode;
+  kernels::reduce(result.data(), sources, kCount, dtype, ReduceOp::sum, {});
+  EXPECT_TRUE(UnusualFloatMode::is_set()) << "the caller's setting must be restored";
+  return result;
+}
+
 TEST(ReduceArithmetic, CallersDenormalFlushingHasNoEffect) {
   const float smallest = std::numeric_limits<float>::denorm_min();
-  const void* sources[] = {&smallest, &smallest};
-  float result = 0;
-  const unsigned saved = _mm_getcsr();
-  _mm_setcsr(saved | 0x8040);  // flush to zero, denormals are zero
-  kernels::reduce(&result, sources, 1, DType::float32, ReduceOp::sum, {});
-  const unsigned after = _mm_getcsr();
-  _mm_setcsr(saved);
-  EXPECT_EQ(result, 2 * smallest);
-  EXPECT_EQ(after & 0x8040U, 0x8040U) << "the caller's setting must be restored";
+  EXPECT_EQ(doubled_in_unusual_mode(std::array{smallest}, DType::float32)[0], 2 * smallest);
+  const std::array<std::uint16_t, 3> float16 = {0x0001, 0x7c00, 0x7bff};  // infinity, the largest
+  const std::array<std::uint16_t, 3> expected = {0x0002, 0x7c00, 0x7c00};
+  EXPECT_EQ(doubled_in_unusual_mode(float16, DType::float16), expected);
 }
-#endif
+
+TEST(ReduceArithmetic, CallersRoundingHasNoEffect) {
+  const float tiny = std::ldexp(1.0f, -24) * 1.5f;  // 1 + tiny rounds up
+  const float one = 1.0f;
+  const void* sources[] = {&one, &tiny};
+  float result = 0;
+  {
+    const UnusualFloatMode mode;
+    kernels::reduce(&result, sources, 1, DType::float32, ReduceOp::sum, {});
+  }
+  EXPECT_EQ(result, std::nextafter(1.0f, 2.0f));
+}
 
 TEST(ReduceArithmetic, AverageDividesBySourceCount) {
   const float x = 3.0f;

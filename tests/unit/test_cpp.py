@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from support.commands import BUILD_DIR, run
+from support.commands import BUILD_DIR, EMULATOR, run
 
 GROUP_ABOVE = 60  # a program with more cases is run suite by suite, to start fewer processes
 #: Programs of the serial phase: they measure time, or compare /tmp, /dev/shm and /proc.
@@ -19,9 +19,8 @@ SERIAL = {
 
 def cases_of(program) -> list[str]:
     """`Suite.case` names, from a listing of suites with their cases indented below them."""
-    listing = subprocess.run(
-        [program, "--gtest_list_tests"], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    command = [*EMULATOR, program, "--gtest_list_tests"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     cases, suite = [], ""
     for line in listing.splitlines():
         name = line.split("#")[0].rstrip()
@@ -62,7 +61,7 @@ def all_cases():
 
 @pytest.mark.parametrize("program, case", list(all_cases()))
 def test_case(program, case):
-    result = run([program, f"--gtest_filter={case}", "--gtest_color=no"])
+    result = run([*EMULATOR, program, f"--gtest_filter={case}", "--gtest_color=no"])
     if result.returncode != 0:
         pytest.fail(
             f"{program.name} exited with {result.returncode}\n{result.output}", pytrace=False

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from torch_ccl.agent.cores import ROOT, cores_of, format_cpu_list, node_of_cpus, parse_cpu_list
 
-#: Instruction sets of the reduction kernels and the CPU flags they need: src/kernels/variants.cc.
+#: Instruction sets of the reduction kernels on x86-64 and the CPU flags they need:
+#: src/kernels/variants.cc.
 INSTRUCTION_SETS: dict[str, set[str]] = {
     "baseline": set(),
     "avx2": {"avx2", "f16c"},
@@ -58,7 +59,10 @@ def cpu_model(root: Path = ROOT) -> str:
 
 
 def instruction_sets(root: Path = ROOT) -> list[str]:
-    match = re.search(r"^flags\s*:(.*)$", text_of(root / "proc/cpuinfo"), re.MULTILINE)
+    text = text_of(root / "proc/cpuinfo")
+    if re.search(r"^Features\s*:.*\basimd\b", text, re.MULTILINE):  # aarch64
+        return ["neon"]
+    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     flags = set(match[1].split()) if match else set()
     return [name for name, needed in INSTRUCTION_SETS.items() if needed <= flags]
 

@@ -7,7 +7,8 @@
 namespace tccl::shm {
 namespace {
 
-constexpr std::size_t kHeadersEnd = std::size_t{64} << 20;  // 16,383 groups at a time
+// 16,383 groups at a time with pages of 4 KiB, 1023 with pages of 64 KiB.
+constexpr std::size_t kHeadersEnd = std::size_t{64} << 20;
 static_assert(sizeof(ProcessPage) <= 4096);
 
 }  // namespace

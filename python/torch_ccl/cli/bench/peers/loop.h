@@ -45,6 +45,8 @@ inline void check(bool condition, const std::string& error) {
 inline void pause_cpu() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
 #endif
 }
 

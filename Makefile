@@ -6,7 +6,7 @@ PYTHON ?= python3
 DIST ?= dist
 # A torch that is named has an environment and build directories of its own, beside those of the default.
 # `make wheel` reads TORCH as a list.
-SUFFIX := $(if $(filter-out wheel,$(MAKECMDGOALS)),$(TORCH:%=-torch%))
+SUFFIX := $(if $(filter-out wheel sdist,$(MAKECMDGOALS)),$(TORCH:%=-torch%))
 export VENV := .venv$(SUFFIX)
 VENV_PYTHON := $(VENV)/bin/python
 STANDIN := build/standin$(SUFFIX)
@@ -14,7 +14,7 @@ STANDIN := build/standin$(SUFFIX)
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests build wheel library standin test-setup demo test test-torch applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests build wheel sdist library standin test-setup demo test test-torch applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -24,6 +24,7 @@ help:
 	@echo "make build      .venv with the package installed; TORCH=2.15.0: .venv-torch2.15.0"
 	@echo "make library    the C++ library and its tests in build/release, without torch"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/; TORCH=\"2.12 2.15\": for these torches"
+	@echo "make sdist      the sources of torch_ccl for pip, in dist/"
 	@echo "make lint       clang-format, clang-tidy, include graph, ruff, mypy"
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
@@ -50,18 +51,24 @@ BEFORE_PACKAGE := $(if $(filter library lint,$(MAKECMDGOALS)),library) \
 $(VENV)/.package: $(PACKAGE_SOURCES) | setup $(BEFORE_PACKAGE)
 	@echo "building the Python package"
 	@touch $@.started  # a source that changes meanwhile is newer
-	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps $(if $(SUFFIX),-C build-dir=build/package$(SUFFIX)) .
+	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps -C build-dir=build/$(if $(SUFFIX),package$(SUFFIX),release) .
 	@mv $@.started $@
 
 build: $(VENV)/.package
 
 # Without TORCH the extension is that of .venv's torch, and build/release is shared with `build`. With TORCH="2.12 2.15"
 # the wheel has one extension for each of them, and is built in a directory of its own.
-WHEEL_OPTIONS := $(if $(TORCH),-C build-dir=build/wheel -C cmake.define.TCCL_TORCH="$$(tools/fetch_torch.py $(TORCH))")
+WHEEL_OPTIONS := -C build-dir=$(if $(TORCH),build/wheel -C cmake.define.TCCL_TORCH="$$(tools/fetch_torch.py $(TORCH))",build/release)
 wheel: setup
+	@tools/setup.sh wheel
 	@echo "building wheels in $(DIST)"
 	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" $(WHEEL_OPTIONS) .
+	@PATH="$(abspath $(VENV))/bin:$$PATH" tools/tag_wheel.sh "$(DIST)"/torch_ccl-*-linux_*.whl
 	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
+
+sdist: setup
+	@tools/setup.sh wheel
+	$(VENV_PYTHON) -m build --quiet --sdist --no-isolation --outdir "$(DIST)" .
 
 # The C++ library and its tests, without torch. `build` leaves the binding configured in build/release: not without .venv.
 library: packages

@@ -5,8 +5,8 @@
 PYTHON ?= python3
 DIST ?= dist
 # A torch that is named has an environment and build directories of its own, beside those of the default.
-# `make wheel` reads TORCH as a list.
-SUFFIX := $(if $(filter-out wheel sdist,$(MAKECMDGOALS)),$(TORCH:%=-torch%))
+# `make wheel`, `make test-wheel` and `make release` read TORCH as a list.
+SUFFIX := $(if $(filter-out wheel sdist test-wheel release,$(MAKECMDGOALS)),$(TORCH:%=-torch%))
 export VENV := .venv$(SUFFIX)
 VENV_PYTHON := $(VENV)/bin/python
 STANDIN := build/standin$(SUFFIX)
@@ -14,7 +14,7 @@ STANDIN := build/standin$(SUFFIX)
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests build wheel sdist library standin test-setup demo test test-torch applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests build wheel sdist library standin test-setup demo test test-torch test-wheel release applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -25,6 +25,8 @@ help:
 	@echo "make library    the C++ library and its tests in build/release, without torch"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/; TORCH=\"2.12 2.15\": for these torches"
 	@echo "make sdist      the sources of torch_ccl for pip, in dist/"
+	@echo "make test-wheel TORCH=\"2.12.1 2.15.0\"   one wheel (WHEEL=<file>) with each of these torches"
+	@echo "make release    wheels, sources, checksums and notes from the tag of this version, in dist/v<version>"
 	@echo "make lint       clang-format, clang-tidy, include graph, ruff, mypy"
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
@@ -102,6 +104,17 @@ TORCH_TESTS := tests/binding tests/stack tests/conformance tests/torch_suite tes
 test-torch: library build
 	@tools/setup.sh test
 	$(VENV_PYTHON) tools/run_tests.py $(TORCH_TESTS) $(ARGS)
+
+# One wheel, in an empty environment with each of the torches.
+test-wheel: setup
+	@for torch in $(TORCH); do PYTHON="$(PYTHON)" VENV=.venv-torch$$torch TORCH=$$torch tools/setup.sh || exit; done
+	WHEEL="$(WHEEL)" TORCH_ENVIRONMENTS="$(TORCH:%=.venv-torch%)" $(VENV_PYTHON) -m pytest -rP tests/package/test_torches.py $(ARGS)
+
+# The torches with an extension in the wheels of a release; each needs 6 GB of disk for its test.
+RELEASE_TORCH := $(or $(TORCH),2.12 2.13 2.14 2.15)
+release: setup
+	@tools/setup.sh wheel
+	$(VENV_PYTHON) tools/release.py "$(DIST)" "$(RELEASE_TORCH)"
 
 lint: library build standin
 	@tools/setup.sh lint

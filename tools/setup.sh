@@ -6,7 +6,7 @@
 #   tools/setup.sh lint     what `make lint` needs on top
 #   tools/setup.sh applications     what the tests in tests/applications need on top
 #   tools/setup.sh docs     what `make docs` and the tests in tests/docs need on top
-#   tools/setup.sh wheel    what `make wheel` and `make sdist` need on top
+#   tools/setup.sh wheel    what `make wheel`, `make sdist` and `make release` need on top
 # PYTHON names the interpreter for .venv (default python3), VENV another directory. TORCH is the version of torch to install;
 # without it .venv sees the torch that PYTHON has, and gets that of requirements-torch.txt if PYTHON has none.
 set -euo pipefail

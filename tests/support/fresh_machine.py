@@ -72,7 +72,9 @@ class FreshMachine:
 
 
 def libfabric() -> list[Path]:
-    listed = (line.split()[-1] for line in shell("/sbin/ldconfig -p").splitlines() if "libfabric" in line)
+    listed = (
+        line.split()[-1] for line in shell("/sbin/ldconfig -p").splitlines() if "libfabric" in line
+    )
     return [path.parent.resolve() / path.name for path in map(Path, listed)]
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
@@ -137,6 +138,18 @@ def test_audit_names_the_tag_of_the_library(wheels, tmp_path):
                 copy.writestr(name, content)
     found = audit(tmp_path / path.name)["overall_tag"]
     assert is_covered(found), found
+
+
+def test_the_tag_stays_if_auditwheel_finds_no_other(tmp_path):
+    wheel = tmp_path / "torch_ccl-1.0-py3-none-linux_riscv64.whl"
+    wheel.touch()
+    auditwheel = tmp_path / "auditwheel"
+    auditwheel.write_text("#!/bin/sh\necho repairing\necho too recent symbols >&2\nexit 2\n")
+    auditwheel.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    printed = shell('tools/tag_wheel.sh "$1"', wheel, cwd=ROOT, env=variables)
+    assert printed == f"tag_wheel: {wheel.name} keeps its tag: too recent symbols\n"
+    assert wheel.exists()
 
 
 def test_tagging_changes_no_library(installed):

@@ -10,7 +10,7 @@ import pytest
 from support.commands import ROOT, run, shell
 from support.python_environments import INHERITED, Environment, make_environment
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.xdist_group("wheels")]
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.xdist_group("wheels")]
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 CACHE = ROOT / "build/release/CMakeCache.txt"

@@ -7,8 +7,8 @@ DIST ?= dist
 # make's default is g++. Every build directory has the same compiler, so ccache compiles the library only once.
 export CXX
 # A torch that is named has an environment and build directories of its own, beside those of the default.
-# `make wheel` reads TORCH as a list.
-SUFFIX := $(if $(filter-out wheel,$(MAKECMDGOALS)),$(TORCH:%=-torch%))
+# `make wheel`, `make test-wheel` and `make release` read TORCH as a list.
+SUFFIX := $(if $(filter-out wheel sdist test-wheel release,$(MAKECMDGOALS)),$(TORCH:%=-torch%))
 export VENV := .venv$(SUFFIX)
 VENV_PYTHON := $(VENV)/bin/python
 STANDIN := build/standin$(SUFFIX)
@@ -16,7 +16,7 @@ STANDIN := build/standin$(SUFFIX)
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests build wheel library standin test-setup demo test test-torch test-aarch64 applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests build wheel sdist library standin test-setup demo test test-torch test-aarch64 test-wheel release applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -27,6 +27,9 @@ help:
 	@echo "make build      .venv with the package installed; TORCH=2.15.0: .venv-torch2.15.0"
 	@echo "make library    the C++ library and its tests in build/release, without torch"
 	@echo "make wheel      torch_ccl and the small packages of compat/ as wheels in dist/; TORCH=\"2.12 2.15\": for these torches"
+	@echo "make sdist      the sources of torch_ccl for pip, in dist/"
+	@echo "make test-wheel TORCH=\"2.12.1 2.15.0\"   one wheel (WHEEL=<file>) with each of these torches"
+	@echo "make release    wheels, sources, checksums and notes from the tag of this version, in dist/v<version>"
 	@echo "make lint       clang-format, clang-tidy, include graph, ruff, mypy"
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
@@ -53,18 +56,24 @@ BEFORE_PACKAGE := $(if $(filter library lint,$(MAKECMDGOALS)),library) \
 $(VENV)/.package: $(PACKAGE_SOURCES) | setup $(BEFORE_PACKAGE)
 	@echo "building the Python package"
 	@touch $@.started  # a source that changes meanwhile is newer
-	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps $(if $(SUFFIX),-C build-dir=build/package$(SUFFIX)) .
+	$(VENV_PYTHON) -m pip install --quiet --no-build-isolation --no-deps -C build-dir=build/$(if $(SUFFIX),package$(SUFFIX),release) .
 	@mv $@.started $@
 
 build: $(VENV)/.package
 
 # Without TORCH the extension is that of .venv's torch, and build/release is shared with `build`. With TORCH="2.12 2.15"
 # the wheel has one extension for each of them, and is built in a directory of its own.
-WHEEL_OPTIONS := $(if $(TORCH),-C build-dir=build/wheel -C cmake.define.TCCL_TORCH="$$(tools/fetch_torch.py $(TORCH))")
+WHEEL_OPTIONS := -C build-dir=$(if $(TORCH),build/wheel -C cmake.define.TCCL_TORCH="$$(tools/fetch_torch.py $(TORCH))",build/release)
 wheel: setup
+	@tools/setup.sh wheel
 	@echo "building wheels in $(DIST)"
 	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" $(WHEEL_OPTIONS) .
+	@PATH="$(abspath $(VENV))/bin:$$PATH" tools/tag_wheel.sh "$(DIST)"/torch_ccl-*-linux_*.whl
 	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
+
+sdist: setup
+	@tools/setup.sh wheel
+	$(VENV_PYTHON) -m build --quiet --sdist --no-isolation --outdir "$(DIST)" .
 
 # The C++ library and its tests, without torch. `build` leaves the binding configured in build/release: not without .venv.
 library: packages
@@ -106,6 +115,17 @@ test-aarch64: setup
 	cmake --preset aarch64 --log-level=WARNING
 	cmake --build --preset aarch64
 	TCCL_BUILD_DIR=build/aarch64 $(VENV_PYTHON) tools/run_tests.py tests/unit tests/conformance -m "tsan and not slow" --timeout 600 $(ARGS)
+
+# One wheel, in an empty environment with each of the torches.
+test-wheel: setup
+	@for torch in $(TORCH); do PYTHON="$(PYTHON)" VENV=.venv-torch$$torch TORCH=$$torch tools/setup.sh || exit; done
+	WHEEL="$(WHEEL)" TORCH_ENVIRONMENTS="$(TORCH:%=.venv-torch%)" $(VENV_PYTHON) -m pytest -rP tests/package/test_torches.py $(ARGS)
+
+# The torches with an extension in the wheels of a release; each needs 6 GB of disk for its test.
+RELEASE_TORCH := $(or $(TORCH),2.12 2.13 2.14 2.15)
+release: setup
+	@tools/setup.sh wheel
+	$(VENV_PYTHON) tools/release.py "$(DIST)" "$(RELEASE_TORCH)"
 
 lint: library build standin
 	@tools/setup.sh lint

@@ -70,6 +70,7 @@ def main() -> int:
             *pip_arguments(command, options),
             "--no-build-isolation",
             "--no-deps",
+            f"--config-settings=build-dir={ROOT / 'build/release'}",
             str(ROOT),
         ]
         status = subprocess.call([sys.executable, "-m", "pip", *arguments])

@@ -7,6 +7,7 @@
 #   tools/setup.sh applications     what the tests in tests/applications need on top
 #   tools/setup.sh docs     what `make docs` and the tests in tests/docs need on top
 #   tools/setup.sh aarch64     what `make test-aarch64` needs on top
+#   tools/setup.sh wheel    what `make wheel`, `make sdist` and `make release` need on top
 # PYTHON names the interpreter for .venv (default python3), VENV another directory. TORCH is the version of torch to install;
 # without it .venv sees the torch that PYTHON has, and gets that of requirements-torch.txt if PYTHON has none.
 set -euo pipefail
@@ -176,11 +177,13 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 if [ "${1:-}" = test ]; then
   install_requirements requirements-test.txt
+  install_requirements requirements-wheel.txt
   install_intel_mpi
 fi
 [ "${1:-}" != applications ] || install_applications
 [ "${1:-}" != aarch64 ] || unpack_aarch64_sysroot
 [ "${1:-}" != docs ] || install_requirements requirements-docs.txt
+[ "${1:-}" != wheel ] || install_requirements requirements-wheel.txt
 [ $# = 0 ] || exit 0  # `packages` and the others end here
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||

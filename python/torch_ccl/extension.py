@@ -9,13 +9,13 @@ in the wheel, and kept in the user's cache (extension_build.py).
 import importlib.util
 import re
 import sys
-import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from torch_ccl import extension_build, installed_files, libtccl
+from torch_ccl import installed_files, libtccl
 
 NAME = "torch_ccl._C"
 OLDEST_TORCH = (2, 8)
@@ -31,6 +31,8 @@ def load() -> ModuleType:
             return _import(path)
         except ImportError:  # a patch release of torch may lack a symbol
             pass
+    from torch_ccl import extension_build  # it and sysconfig take 4 ms
+
     return extension_build.load_or_compile(_import)
 
 
@@ -47,8 +49,8 @@ def prebuilt() -> Path | None:
     Only for releases: a pre-release or a build from source may differ from the release.
     """
     release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+(cpu|cu\d+|rocm[\d.]+|xpu))?", torch.__version__)
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    return installed_files.find(f"extensions/torch{release[1]}/_C{suffix}") if release else None
+    name = f"_C{EXTENSION_SUFFIXES[0]}"
+    return installed_files.find(f"extensions/torch{release[1]}/{name}") if release else None
 
 
 def _import(path: Path) -> ModuleType:

@@ -78,7 +78,14 @@ def _candidates() -> Iterator[Path]:
         yield Path(cache) / "torch-ccl"
     with contextlib.suppress(RuntimeError):  # no home directory
         yield Path.home() / ".cache/torch-ccl"
-    yield Path(tempfile.gettempdir()) / f"torch-ccl-{os.getuid()}"
+    yield _temporary_directory() / f"torch-ccl-{os.getuid()}"
+
+
+def _temporary_directory() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # none can be written: writing to this one says why
+        return Path("/tmp")
 
 
 def _check_owner(directory: Path) -> None:
@@ -138,7 +145,10 @@ def compile_to(path: Path) -> None:
         unity, result = Path(directory) / "unity.cc", Path(directory) / path.name
         unity.write_text("".join(f'#include "{source}"\n' for source in _files("*.cc")))
         command = [*compiler, *FLAGS, *_options(), str(unity), "-o", str(result), *_libraries()]
-        finished = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        environment = {**os.environ, "TMPDIR": directory}  # the compiler writes files of 100 MB
+        finished = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace"
+        )
         if finished.returncode != 0:
             log = path.parent / "compiler.log"
             log.write_text(f"{shlex.join(command)}\n{finished.stdout}{finished.stderr}")

@@ -5,21 +5,14 @@ import sys
 from pathlib import Path
 
 from support.commands import ROOT, run
+from support.readme import ddp_script, python_block
 
 BIN = Path(sys.executable).parent
 
 
-def python_block() -> str:
-    return re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-
-
 def test_ddp_script(tmp_path):
-    script = python_block()
-    assert len(script.splitlines()) == 6
-    # One string, one write: both ranks share torchrun's output, and with PYTHONUNBUFFERED=1 print()
-    # writes each of its arguments on its own.
-    shown = 'print(f"{dist.get_backend()} {dist.get_world_size()}\\n", end="")\n'
-    (tmp_path / "train.py").write_text(script + shown)
+    assert len(python_block().splitlines()) == 6
+    (tmp_path / "train.py").write_text(ddp_script())
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     finished = run([sys.executable, *command], cwd=tmp_path)
     assert finished.returncode == 0, finished.output

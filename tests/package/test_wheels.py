@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import json
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import ROOT, run, shell
-from support.python_environments import INHERITED, Environment, make_environment
+from support.python_environments import Environment, make_environment
 
 # The first test builds the wheels, so all run on one worker.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
@@ -31,31 +33,18 @@ def empty(tmp_path_factory):
     return make_environment(tmp_path_factory.mktemp("empty") / "venv")
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
-    """The directory that `make wheel` fills."""
-    dist = tmp_path_factory.mktemp("dist")
-    shell('make wheel DIST="$1"', dist, cwd=ROOT, env=INHERITED)
-    return dist
-
-
-@pytest.fixture(scope="module")
-def installed(wheels, tmp_path_factory):
-    environment = make_environment(tmp_path_factory.mktemp("installed") / "venv")
-    printed = environment.shell(
-        'python -m pip install --no-index --find-links "$1" oneccl_bind_pt', wheels
-    )
-    assert f"oneccl_bind_pt-{VERSION}" in printed and f"torch-ccl-{VERSION}" in printed, printed
-    return environment
-
-
 # ---- the wheels
+
+
+def our_wheel(wheels: Path) -> Path:
+    (path,) = wheels.glob("torch_ccl-*.whl")
+    return path
 
 
 def test_three_wheels(wheels):
     """All have one version, and are built by the backend of pyproject.toml, not by setup.py."""
-    platform = sysconfig.get_platform().replace("-", "_")
-    ours = f"torch_ccl-{VERSION}-py3-none-{platform}.whl"
+    ours = our_wheel(wheels).name
+    assert re.fullmatch(rf"torch_ccl-{VERSION}-py3-none-(many)?linux_\w+\.whl", ours)
     alias = f"oneccl_bind_pt-{VERSION}-py3-none-any.whl"
     extension = f"torch_ccl_ipex_compat-{VERSION}-py3-none-any.whl"
     assert sorted(path.name for path in wheels.iterdir()) == sorted([alias, extension, ours])
@@ -96,6 +85,89 @@ def test_needs_only_torch_and_the_system(installed):
     loader = {name for name in needed if name.startswith("ld-linux")}
     assert "libtccl" in needed
     assert needed - torch - system - loader == {"libtccl"}
+
+
+# ---- the tag: the wheel loads on every system that torch's own wheels support
+
+TAG = f"manylinux_2_28_{platform.machine()}"
+TORCH_LIBRARIES = ["libc10.so", "libtorch_cpu.so", "libtorch_python.so"]
+only_x86_64 = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="other processors need what the building system has"
+)
+
+
+def audit(wheel: Path) -> dict:
+    auditwheel = Path(sys.executable).with_name("auditwheel")
+    return json.loads(shell('"$1" show --json "$2"', auditwheel, wheel))
+
+
+def is_covered(tag: str) -> bool:
+    """Whether a system on which wheels with TAG run can run those with this tag."""
+    found = re.fullmatch(rf"manylinux_2_(\d+)_{platform.machine()}", tag)
+    return bool(found) and int(found[1]) <= 28
+
+
+@only_x86_64
+def test_tag(wheels):
+    assert our_wheel(wheels).name.endswith(f"-py3-none-{TAG}.whl")
+    with zipfile.ZipFile(our_wheel(wheels)) as wheel:
+        information = wheel.read(f"torch_ccl-{VERSION}.dist-info/WHEEL").decode()
+    assert re.findall(r"(?m)^Tag: (.*)$", information) == [f"py3-none-{TAG}"]
+
+
+@only_x86_64
+def test_audit_finds_torch_alone(wheels):
+    """`auditwheel show` names linux_x86_64, as for every extension of torch: it cannot be told that
+    torch's libraries are there. They are all that is in the way of the tag."""
+    found = audit(our_wheel(wheels))
+    assert is_covered(found["sym_tag"]), found["sym_tag"]
+    assert found["policy_upgrades"][TAG] == {"libs_to_eliminate": TORCH_LIBRARIES}
+
+
+@only_x86_64
+def test_audit_names_the_tag_of_the_library(wheels, tmp_path):
+    """The wheel without the extensions, which alone need torch."""
+    path = our_wheel(wheels)
+    extensions = "torch_ccl/extensions/"
+    with zipfile.ZipFile(path) as wheel, zipfile.ZipFile(tmp_path / path.name, "w") as copy:
+        for name in wheel.namelist():
+            content = wheel.read(name)
+            if name.endswith(".dist-info/RECORD"):
+                content = re.sub(rf"(?m)^{extensions}.*\n", "", content.decode()).encode()
+            if not name.startswith(extensions):
+                copy.writestr(name, content)
+    found = audit(tmp_path / path.name)["overall_tag"]
+    assert is_covered(found), found
+
+
+def test_the_tag_stays_if_auditwheel_finds_no_other(tmp_path):
+    wheel = tmp_path / "torch_ccl-1.0-py3-none-linux_riscv64.whl"
+    wheel.touch()
+    auditwheel = tmp_path / "auditwheel"
+    auditwheel.write_text("#!/bin/sh\necho repairing\necho too recent symbols >&2\nexit 2\n")
+    auditwheel.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    printed = shell('tools/tag_wheel.sh "$1"', wheel, cwd=ROOT, env=variables)
+    assert printed == f"tag_wheel: {wheel.name} keeps its tag: too recent symbols\n"
+    assert wheel.exists()
+
+
+def test_tagging_changes_no_library(installed):
+    """auditwheel must leave their names and their search paths alone."""
+    package = installed.site_packages / "torch_ccl"
+    table = installed.shell('readelf -d "$1"', package / EXTENSION)
+    assert re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", table) == ["$ORIGIN/../../lib"]
+    assert "[libtccl.so]" in table
+    assert "[libtccl.so]" in installed.shell('readelf -d "$1"', package / "lib/libtccl.so")
+
+
+def test_the_library_needs_glibc_and_libstdcxx_alone(installed):
+    table = installed.shell('ldd "$1"', installed.site_packages / "torch_ccl/lib/libtccl.so")
+    found = set(re.findall(r"(?m)^\s*(?:/\S*/)?([\w+-]+)\.so", table))
+    compiler, glibc = {"libstdc++", "libgcc_s"}, {"libc", "libm", "libpthread", "libdl"}
+    of_kernel = {"linux-vdso"}
+    loader = {name for name in found if name.startswith("ld-linux")}
+    assert found - glibc - loader - of_kernel == compiler, table
 
 
 # ---- the installed package
@@ -197,18 +269,6 @@ def test_foreign_libraries_are_not_loaded(installed, tmp_path):
     assert printed == [str(package / EXTENSION), str(package / "lib/libtccl.so")]
 
 
-def pretend_other_torch(environment: Environment, path: Path) -> None:
-    """Makes a directory with the installed torch under another version number."""
-    (path / "torch").mkdir()
-    for entry in (environment.path / "others/torch").resolve().iterdir():
-        (path / "torch" / entry.name).symlink_to(entry)
-    version = path / "torch/version.py"
-    text, count = re.subn(r"(?m)^__version__ = .*", "__version__ = '2.99.0'", version.read_text())
-    assert count == 1
-    version.unlink()
-    version.write_text(text)
-
-
 REFUSED = """
 import torch  # runs the hook of our package
 import torch.distributed as dist
@@ -222,10 +282,13 @@ assert "torch_ccl" not in open("/proc/self/maps").read()
 """
 
 
-def test_other_torch_without_a_compiler(installed, tmp_path):
+def test_other_torch_without_a_compiler(installed, other_torch, tmp_path):
     """The error comes before any library of ours is loaded; torch itself still works."""
-    pretend_other_torch(installed, tmp_path)
-    variables = {"PYTHONPATH": str(tmp_path), "CXX": "no-compiler", "CCL_CACHE_DIR": str(tmp_path)}
+    variables = {
+        "PYTHONPATH": str(other_torch),
+        "CXX": "no-compiler",
+        "CCL_CACHE_DIR": str(tmp_path),
+    }
     printed = installed.shell('python -c "$1"', REFUSED, **variables)
     python = ".".join(map(str, sys.version_info[:2]))
     assert printed == (

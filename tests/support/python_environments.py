@@ -1,6 +1,6 @@
 """Python virtual environments with torch but without torch_ccl, to install into."""
 
-import sysconfig
+import sys
 import venv
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Environment(NamedTuple):
 
     @property
     def site_packages(self) -> Path:
-        return next(self.path.glob("lib/python3*/site-packages"))
+        return site_packages(self.path)
 
     def variables(self, **more: str) -> dict[str, str]:
         """The variables of a shell that has activated it."""
@@ -42,13 +42,17 @@ class Environment(NamedTuple):
         return shell(script, *arguments, cwd=cwd or self.path, env=self.variables(**variables))
 
 
-def make_environment(path: Path) -> Environment:
-    """It sees the packages of the running environment, except ours, through a .pth file: pip does
+def site_packages(environment: Path) -> Path:
+    return next(environment.glob("lib/python3*/site-packages"))
+
+
+def make_environment(path: Path, seen: Path = Path(sys.prefix)) -> Environment:
+    """It sees the packages of the environment `seen`, except ours, through a .pth file: pip does
     not uninstall packages outside of its environment."""
     venv.create(path, symlinks=True, with_pip=False)
     others = path / "others"
     others.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+    for entry in site_packages(seen).iterdir():
         if not entry.name.startswith(OURS):
             (others / entry.name).symlink_to(entry)
     environment = Environment(path)

@@ -8,7 +8,8 @@ from torch_ccl.cli.job import Job
 from torch_ccl.cli.runner import Runner
 from torch_ccl.launchers import LOOPBACK
 
-TIMEOUT_S = 60.0
+# The first use may compile the extension, which takes a minute on an idle machine.
+TIMEOUT_S = 300.0
 SCRIPT = """
 import torch, torch.distributed as dist, torch_ccl
 x = torch.full((1000,), float(torch_ccl.init().rank + 1))

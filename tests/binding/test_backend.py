@@ -296,7 +296,8 @@ def run_two(script: str) -> None:
                 # the root exits before the other rank reads
                 "time.sleep(rank); x = torch.full((4,), 1.0 - rank); dist.broadcast(x, 0); "
                 "assert x.eq(1).all()",
-                "dist.destroy_process_group(); "
+                # torch 2.15 warns if a process changes its rank
+                "dist.destroy_process_group()\nif rank == 0: "
                 "dist.init_process_group('ccl', store=dist.HashStore(), rank=0, world_size=1)",
             ],
         ),

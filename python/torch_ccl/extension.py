@@ -26,14 +26,25 @@ def load() -> ModuleType:
     if NAME in sys.modules:
         return sys.modules[NAME]
     check_torch_version(torch.__version__)
+    try:
+        return _load_prebuilt_or_compile()
+    except libtccl.LoadError as problem:  # no other extension would help
+        raise ImportError(str(problem)) from None
+
+
+def _load_prebuilt_or_compile() -> ModuleType:
+    reason = None
     if path := prebuilt():
         try:
             return _import(path)
-        except ImportError:  # a patch release of torch may lack a symbol
-            pass
+        except ImportError as problem:  # a patch release of torch may lack a symbol
+            reason = problem
     from torch_ccl import extension_build  # it and sysconfig take 4 ms
 
-    return extension_build.load_or_compile(_import)
+    try:
+        return extension_build.load_or_compile(_import)
+    except ImportError as problem:
+        raise problem from reason
 
 
 def check_torch_version(version: str) -> None:
@@ -46,19 +57,16 @@ def check_torch_version(version: str) -> None:
 def prebuilt() -> Path | None:
     """The extension in the package for this torch and this Python, if there is one.
 
-    Only for releases: a pre-release or a build from source may differ from the release.
+    That of a release serves all its patches and builds; a pre-release or a build from source may
+    differ from the release, so its extension has the whole version in its name.
     """
     release = re.fullmatch(r"(\d+\.\d+)\.\d+(\+(cpu|cu\d+|rocm[\d.]+|xpu))?", torch.__version__)
-    name = f"_C{EXTENSION_SUFFIXES[0]}"
-    return installed_files.find(f"extensions/torch{release[1]}/{name}") if release else None
+    version = release[1] if release else torch.__version__
+    return installed_files.find(f"extensions/torch{version}/_C{EXTENSION_SUFFIXES[0]}")
 
 
 def _import(path: Path) -> ModuleType:
-    # The extension needs libtccl.so; once ours is loaded, no other one is searched for.
-    try:
-        libtccl.load()
-    except libtccl.LoadError as problem:
-        raise ImportError(str(problem)) from None
+    libtccl.load()  # which the extension needs: once ours is loaded, no other one is searched for
     spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -37,27 +37,44 @@ FLAGS = (
 
 def load_or_compile(load: Callable[[Path], ModuleType]) -> ModuleType:
     """Load the extension from the cache; compile it first if it is missing or does not load."""
-    path = cached_path()
-    if path.exists():
+    for path in _compiled_earlier():
         with contextlib.suppress(ImportError):  # from another system with the same home directory
             return load(path)
-    before = _inode(path)
-    with _lock(path.parent.with_suffix(".lock")):
-        if _inode(path) == before:  # no other process has compiled it meanwhile
+    path = path_for_compiling()
+    log = _log_of(path)
+    before, log_before = _version(path), _version(log)
+    with _lock(path.parent.with_name(f"{path.parent.name}.lock")):
+        # Another process may have compiled it meanwhile, or failed to.
+        if _version(log) != log_before:
+            raise _compilation_failed(log)
+        if _version(path) == before:
             compile_to(path)
     return load(path)
 
 
-def cached_path() -> Path:
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    return _cache_directory() / _key() / f"_C{suffix}"
+def path_for_compiling() -> Path:
+    return _writable_directory() / _relative_path()
 
 
 # ---- the cache
 
 
-def _cache_directory() -> Path:
-    """The first directory that this user may use. Raises ImportError if there is none."""
+def _relative_path() -> Path:
+    return Path(_key()) / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def _compiled_earlier() -> Iterator[Path]:
+    """Also in directories that only root can write, as in the image of a container."""
+    for directory in _candidates():
+        path = directory / _relative_path()
+        with contextlib.suppress(OSError):
+            _check_owner(path.parent)
+            if path.exists():
+                yield path
+
+
+def _writable_directory() -> Path:
+    """The first directory that this user may write to. Raises ImportError if there is none."""
     problems = []
     for directory in _candidates():
         try:
@@ -67,7 +84,8 @@ def _cache_directory() -> Path:
             return directory
         except OSError as problem:
             problems.append(str(problem))
-    raise _no_extension(f"no directory for a compiled one can be written ({'; '.join(problems)})")
+    advice = f"set CCL_CACHE_DIR to one ({'; '.join(problems)})"
+    raise _no_extension(f"no directory for a compiled one can be written: {advice}")
 
 
 def _candidates() -> Iterator[Path]:
@@ -89,11 +107,12 @@ def _temporary_directory() -> Path:
 
 
 def _check_owner(directory: Path) -> None:
-    """Its files are executed, so no other user may write to it."""
+    """Its files are executed, so no other user but root may write to it."""
     status = directory.stat()
-    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if status.st_uid != os.getuid() or others_write:
-        raise PermissionError(errno.EPERM, "other users may write here", str(directory))
+    if status.st_uid not in (0, os.getuid()):
+        raise PermissionError(errno.EPERM, "belongs to another user", str(directory))
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "other users may write to it", str(directory))
 
 
 def _key() -> str:
@@ -105,16 +124,18 @@ def _key() -> str:
 @functools.cache
 def _digest() -> str:
     hasher = hashlib.sha256(repr(FLAGS).encode())
-    for path in (*_files("*.cc"), *_files("**/*.h")):
+    for path in (*_files("*.cc"), *_files("**/*.h"), *_files("**/*.h", "include")):
         hasher.update(path.name.encode() + path.read_bytes())
     return hasher.hexdigest()[:12]
 
 
-def _inode(path: Path) -> int | None:
+def _version(path: Path) -> tuple[int, int] | None:
+    """Differs after the file has been replaced or written."""
     try:
-        return path.stat().st_ino
+        status = path.stat()
     except FileNotFoundError:
         return None
+    return status.st_ino, status.st_mtime_ns
 
 
 @contextlib.contextmanager
@@ -150,11 +171,21 @@ def compile_to(path: Path) -> None:
             command, env=environment, capture_output=True, text=True, errors="replace"
         )
         if finished.returncode != 0:
-            log = path.parent / "compiler.log"
+            log = _log_of(path)
             log.write_text(f"{shlex.join(command)}\n{finished.stdout}{finished.stderr}")
-            reason = _first_error(finished.stderr)
-            raise _no_extension(f"{compiler[0]} cannot compile one: {reason} ({log})")
+            raise _compilation_failed(log)
         result.replace(path)
+
+
+def _log_of(path: Path) -> Path:
+    return path.parent / "compiler.log"
+
+
+def _compilation_failed(log: Path) -> ImportError:
+    command, *output = log.read_text().splitlines()
+    compiler = shlex.split(command)[0]
+    reason = next((line for line in output if "error:" in line), output[-1] if output else "")
+    return _no_extension(f"{compiler} cannot compile one: {reason} ({log})")
 
 
 def _compiler() -> list[str]:
@@ -171,8 +202,8 @@ def _compiler() -> list[str]:
     return words
 
 
-def _files(pattern: str) -> list[Path]:
-    directory = installed_files.find("extension_sources")
+def _files(pattern: str, directory_name: str = "extension_sources") -> list[Path]:
+    directory = installed_files.find(directory_name)
     if directory is None:
         raise _no_extension("the package has no sources for one")
     return sorted(directory.glob(pattern))
@@ -200,11 +231,6 @@ def _libraries() -> list[str]:
     own = installed_files.find("lib/libtccl.so")
     directory = Path(torch.__file__).parent / "lib"
     return [str(own), f"-L{directory}", "-ltorch_cpu", "-lc10", "-ltorch_python"]
-
-
-def _first_error(output: str) -> str:
-    lines = output.splitlines()
-    return next((line for line in lines if "error:" in line), lines[-1] if lines else "")
 
 
 def _no_extension(reason: str) -> ImportError:

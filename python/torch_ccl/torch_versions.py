@@ -35,5 +35,5 @@ def _set_default(group: Any) -> None:
     backends = [getattr(backend, "wrapped_pg", backend) for backend in wrappers]  # level DETAIL
     gloo = getattr(distributed_c10d, "ProcessGroupGloo", ())
     types = distributed_c10d.ProcessGroup.BackendType
-    all_gloo = all(isinstance(backend, gloo) for backend in backends)
-    group._set_default_backend(types.GLOO if all_gloo else types.CUSTOM)
+    has_gloo = any(isinstance(backend, gloo) for backend in backends)
+    group._set_default_backend(types.GLOO if has_gloo else types.CUSTOM)

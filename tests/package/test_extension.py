@@ -6,6 +6,7 @@ Most tests use a stand-in compiler: a script that counts its calls and writes a 
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -15,10 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.ranks import run_script
-from torch_ccl import extension, extension_build
+from torch_ccl import extension, extension_build, installed_files
 
+RELEASE = torch.__version__.split("+")[0]
 COMPILER = """#!/bin/sh
-echo called >> {calls}
+{count}
 sleep {delay_s}
 while [ -e {held} ]; do sleep 0.05; done
 while [ "$1" != -o ]; do shift; done
@@ -37,11 +39,16 @@ class Compiler:
         monkeypatch.setenv("CXX", str(self._script))
 
     def set_delay(self, delay_s: float) -> None:
-        self.set_script(COMPILER.format(calls=self._calls, held=self.held, delay_s=delay_s))
+        self.set_script(COMPILER.format(count=self.count, held=self.held, delay_s=delay_s))
 
     def set_script(self, text: str) -> None:
         self._script.write_text(text)
         self._script.chmod(0o755)
+
+    @property
+    def count(self) -> str:
+        """The line of a script that counts a call."""
+        return f"echo called >> {self._calls}"
 
     @property
     def calls(self) -> int:
@@ -66,10 +73,10 @@ def read(path: Path) -> str:
     ("version", "found"),
     [
         (torch.__version__, True),
-        (re.sub(r"\+.*", "", torch.__version__), True),
-        (re.sub(r"\+.*", "+cu130", torch.__version__), True),
-        (re.sub(r"\+.*", "a0+git1234567", torch.__version__), False),
-        (re.sub(r"\+.*", ".dev20260101", torch.__version__), False),
+        (RELEASE, True),
+        (f"{RELEASE}+cu130", True),
+        (f"{RELEASE}a0+git1234567", False),
+        (f"{RELEASE}.dev20260101", False),
         ("2.99.0", False),
     ],
 )
@@ -110,17 +117,36 @@ def load_and_report(results) -> None:
     results.put(extension_build.load_or_compile(read))
 
 
-def test_processes_that_start_together_compile_once(compiler):
-    compiler.set_delay(0.5)
+def run_together(function, count: int = 4) -> list[str]:
+    """What each of the processes reports."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-    processes = [context.Process(target=load_and_report, args=(results,)) for _ in range(4)]
+    processes = [context.Process(target=function, args=(results,)) for _ in range(count)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(30)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert [results.get() for _ in processes] == ["compiled\n"] * 4
+    assert [process.exitcode for process in processes] == [0] * count
+    return [results.get() for _ in processes]
+
+
+def test_processes_that_start_together_compile_once(compiler):
+    compiler.set_delay(1)
+    assert run_together(load_and_report) == ["compiled\n"] * 4
+    assert compiler.calls == 1
+
+
+def fail_and_report(results) -> None:
+    try:
+        extension_build.load_or_compile(read)
+    except ImportError as error:
+        results.put(str(error))
+
+
+def test_processes_that_start_together_fail_once(compiler):
+    compiler.set_script(f"#!/bin/sh\n{compiler.count}; sleep 1; echo 'a: error: b' >&2; exit 1\n")
+    errors = run_together(fail_and_report)
+    assert len(set(errors)) == 1 and "cannot compile one: a: error: b" in errors[0], errors
     assert compiler.calls == 1
 
 
@@ -142,7 +168,7 @@ def test_a_killed_process_leaves_no_lock(compiler):
 
 def test_a_file_that_does_not_load_is_compiled_again(compiler):
     extension_build.load_or_compile(read)
-    extension_build.cached_path().write_text("of another system\n")
+    extension_build.path_for_compiling().write_text("of another system\n")
 
     def read_compiled(path: Path) -> str:
         if read(path) != "compiled\n":
@@ -167,13 +193,41 @@ def test_unusable_directories_are_passed_over(compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     extension_build.load_or_compile(read)
-    assert extension_build.cached_path().is_relative_to(tmp_path / f"torch-ccl-{os.getuid()}")
+    assert extension_build.path_for_compiling().is_relative_to(
+        tmp_path / f"torch-ccl-{os.getuid()}"
+    )
+
+
+def test_a_later_directory_has_it(compiler, tmp_path, monkeypatch):
+    """An earlier directory is empty: it would be compiled into that one."""
+    extension_build.load_or_compile(read)
+    cache = tmp_path / "cache"
+    monkeypatch.delenv("CCL_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home/.cache").mkdir(parents=True)
+    cache.rename(tmp_path / "home/.cache/torch-ccl")
+    assert extension_build.load_or_compile(read) == "compiled\n"
+    assert compiler.calls == 1
+
+
+def test_a_changed_header_of_the_library_is_compiled_again(compiler, tmp_path, monkeypatch):
+    extension_build.load_or_compile(read)
+    find = installed_files.find
+    headers = shutil.copytree(find("include"), tmp_path / "include")
+    (headers / "tccl/store.h").write_text("// changed\n")
+    changed = {"include": headers}
+    monkeypatch.setattr(installed_files, "find", lambda name: changed.get(name) or find(name))
+    extension_build._digest.cache_clear()
+    extension_build.load_or_compile(read)
+    extension_build._digest.cache_clear()
+    assert compiler.calls == 2
 
 
 def test_no_directory(compiler, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("CCL_CACHE_DIR", str(tmp_path / "file/cache"))
-    with pytest.raises(ImportError, match=r"no directory .* can be written .*file/cache"):
+    with pytest.raises(ImportError, match=r"no directory .*: set CCL_CACHE_DIR .*file/cache"):
         extension_build.load_or_compile(read)
     assert compiler.calls == 0
 
@@ -198,7 +252,7 @@ def test_the_compilers_error_is_shown(compiler):
     compiler.set_script("#!/bin/sh\necho 'work.cc:7: error: the reason' >&2\nexit 1\n")
     with pytest.raises(ImportError, match=r"work\.cc:7: error: the reason \(.*compiler\.log\)"):
         extension_build.load_or_compile(read)
-    log = extension_build.cached_path().parent / "compiler.log"
+    log = extension_build.path_for_compiling().parent / "compiler.log"
     assert "-std=c++20" in log.read_text() and "the reason" in log.read_text()
 
 

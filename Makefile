@@ -16,7 +16,7 @@ STANDIN := build/standin$(SUFFIX)
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests build wheel sdist library standin test-setup demo test test-torch test-aarch64 test-wheel release applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests setup-wheel build wheel sdist library standin test-setup demo test test-torch test-aarch64 test-wheel release applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -44,14 +44,17 @@ help:
 packages:
 	@PYTHON="$(PYTHON)" tools/setup.sh packages
 
-setup:
+setup: packages
 	@PYTHON="$(PYTHON)" TORCH="$(if $(SUFFIX),$(TORCH))" tools/setup.sh
 
 setup-tests: setup
 	@tools/setup.sh test
 
+setup-wheel: setup
+	@tools/setup.sh wheel
+
 # With -j: `library` builds in the same directory, and setup-tests also installs into .venv.
-BEFORE_PACKAGE := $(if $(filter library lint,$(MAKECMDGOALS)),library) \
+BEFORE_PACKAGE := $(if $(filter library lint test-torch,$(MAKECMDGOALS)),library) \
                   $(if $(filter setup-tests compat bench-hosts,$(MAKECMDGOALS)),setup-tests)
 $(VENV)/.package: $(PACKAGE_SOURCES) | setup $(BEFORE_PACKAGE)
 	@echo "building the Python package"
@@ -63,16 +66,16 @@ build: $(VENV)/.package
 
 # Without TORCH the extension is that of .venv's torch, and build/release is shared with `build`. With TORCH="2.12 2.15"
 # the wheel has one extension for each of them, and is built in a directory of its own.
-WHEEL_OPTIONS := -C build-dir=$(if $(TORCH),build/wheel -C cmake.define.TCCL_TORCH="$$(tools/fetch_torch.py $(TORCH))",build/release)
-wheel: setup
-	@tools/setup.sh wheel
+wheel: setup-wheel
 	@echo "building wheels in $(DIST)"
-	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" $(WHEEL_OPTIONS) .
+	@rm -f "$(DIST)"/torch_ccl-*.whl
+	@torches=; [ -z "$(TORCH)" ] || torches=$$($(VENV_PYTHON) tools/fetch_torch.py $(TORCH)) || exit; \
+	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" \
+	  -C build-dir=build/$(if $(TORCH),wheel,release) -C cmake.define.TCCL_TORCH="$$torches" .
 	@PATH="$(abspath $(VENV))/bin:$$PATH" tools/tag_wheel.sh "$(DIST)"/torch_ccl-*-linux_*.whl
 	$(VENV_PYTHON) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$(DIST)" ./compat/oneccl_bind_pt ./compat/intel_extension_for_pytorch
 
-sdist: setup
-	@tools/setup.sh wheel
+sdist: setup-wheel
 	$(VENV_PYTHON) -m build --quiet --sdist --no-isolation --outdir "$(DIST)" .
 
 # The C++ library and its tests, without torch. `build` leaves the binding configured in build/release: not without .venv.
@@ -122,9 +125,8 @@ test-wheel: setup
 	WHEEL="$(WHEEL)" TORCH_ENVIRONMENTS="$(TORCH:%=.venv-torch%)" $(VENV_PYTHON) -m pytest -rP tests/package/test_torches.py $(ARGS)
 
 # The torches with an extension in the wheels of a release; each needs 6 GB of disk for its test.
-RELEASE_TORCH := $(or $(TORCH),2.12 2.13 2.14 2.15)
-release: setup
-	@tools/setup.sh wheel
+RELEASE_TORCH := $(or $(TORCH),2.11 2.12 2.13 2.14 2.15)
+release: setup-wheel
 	$(VENV_PYTHON) tools/release.py "$(DIST)" "$(RELEASE_TORCH)"
 
 lint: library build standin

@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import io
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ import tarfile
 import tempfile
 import tomllib
 from pathlib import Path
+from zipfile import ZipFile
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / os.environ.get("VENV", ".venv")
@@ -48,13 +50,20 @@ def check_tag(root: Path, tag: str) -> None:
         raise Refusal(f"the tree has changes that are not committed: {first}")
 
 
-def notes(changelog: str, version: str) -> str:
-    """The section of a version in CHANGELOG.md, without its heading."""
-    heading = rf"^## {re.escape(version)}(?: [^\n]*)?\n(.*?)(?=^## |\Z)"
+def section(changelog: str, name: str) -> str:
+    """A section of CHANGELOG.md without its heading, or an empty string."""
+    heading = rf"^## {re.escape(name)}(?: [^\n]*)?\n(.*?)(?=^## |\Z)"
     found = re.search(heading, changelog, re.DOTALL | re.MULTILINE)
-    if not found or not found[1].strip():
+    return found[1].strip() if found else ""
+
+
+def notes(changelog: str, version: str) -> str:
+    if section(changelog, "Unreleased"):
+        raise Refusal(f"CHANGELOG.md has entries under Unreleased: move them to {version}")
+    text = section(changelog, version)
+    if not text:
         raise Refusal(f"CHANGELOG.md has no section {version}")
-    return found[1].strip() + "\n"
+    return text + "\n"
 
 
 def write_copy(root: Path, tag: str, directory: Path) -> None:
@@ -77,10 +86,25 @@ def build(source: Path, dist: Path, torches: str) -> None:
     make(source, "wheel", "sdist", f"VENV={VENV}", f"DIST={dist}", f"TORCH={torches}")
 
 
+def check_contents(wheel: Path, torches: str) -> None:
+    """Its tag, and an extension for each of the torches."""
+    if platform.machine() == "x86_64" and "manylinux_2_28" not in wheel.name:
+        raise Refusal(f"{wheel.name} needs a newer glibc than 2.28")
+    found = set(
+        re.findall(r"torch_ccl/extensions/torch([\d.]+)/", "\n".join(ZipFile(wheel).namelist()))
+    )
+    wanted = {".".join(torch.split(".")[:2]) for torch in torches.split()}
+    if found != wanted:
+        raise Refusal(
+            f"{wheel.name} has extensions for torch {sorted(found)}, not {sorted(wanted)}"
+        )
+
+
 def check(dist: Path, torches: str) -> None:
-    """Metadata, what the libraries need, and an all_reduce with each torch."""
+    """Contents, metadata, what the libraries need, and an all_reduce with each torch."""
     packages = sorted([*dist.glob("*.whl"), *dist.glob("*.tar.gz")])
     (wheel,) = dist.glob("torch_ccl-*.whl")
+    check_contents(wheel, torches)
     for command in (["twine", "check", "--strict", *packages], ["auditwheel", "show", wheel]):
         subprocess.run([VENV / "bin" / command[0], *command[1:]], check=True)
     make(ROOT, "test-wheel", f"VENV={VENV}", f"WHEEL={wheel}", f"TORCH={torches}")

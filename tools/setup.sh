@@ -109,7 +109,9 @@ make_environment() {
 }
 
 torch_requirement() {
-  if [ -n "${TORCH:-}" ]; then
+  if [[ ${TORCH:-} =~ ^[0-9]+\.[0-9]+$ ]]; then
+    echo "torch==$TORCH.*"  # its newest release, as tools/fetch_torch.py
+  elif [ -n "${TORCH:-}" ]; then
     echo "torch==$TORCH"
   elif ! grep -qs . "$venv"/lib/python3*/site-packages/packages_of_python.pth; then
     grep ^torch requirements-torch.txt
@@ -131,7 +133,8 @@ install_applications() {
   [ "$(cat $environment/.requirements 2>/dev/null)" != "$wanted" ] || return 0
   echo "setup: installing the Python packages of $requirements into $environment"
   $venv/bin/python -m venv --clear --without-pip $environment
-  $venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+  # Python does not read the .pth files of a directory that a .pth file names.
+  { realpath $venv/lib/python3*/site-packages; cat $venv/lib/python3*/site-packages/packages_of_python.pth 2>/dev/null || true; } \
     >"$(echo $environment/lib/python3*/site-packages)/venv.pth"
   $environment/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -r $requirements
   # What DeepSpeed would else compile when it first makes a group, while a test is waiting.

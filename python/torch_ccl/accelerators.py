@@ -32,6 +32,8 @@ def attach_xccl(backend: ProcessGroupCCL, group: Any) -> None:
     if not (dist.is_xccl_available() and torch.xpu.is_available()):
         return
     xccl_class: Any = dist.ProcessGroupXCCL
+    if not hasattr(xccl_class, "Options"):  # torch 2.8: XPU tensors are staged
+        return
     options = xccl_class.Options()
     options.global_ranks_in_group = group.global_ranks_in_group
     options.group_name = group.group_id

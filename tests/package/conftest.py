@@ -1,6 +1,7 @@
 """The wheels, built once for all tests of this folder: those are of the xdist_group "wheels"."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from support.python_environments import INHERITED, make_environment
 def wheels(tmp_path_factory):
     """The directory that `make wheel` fills."""
     dist = tmp_path_factory.mktemp("dist")
-    shell('make wheel DIST="$1"', dist, cwd=ROOT, env=INHERITED)
+    shell('make wheel DIST="$1" VENV="$2"', dist, sys.prefix, cwd=ROOT, env=INHERITED)
     return dist
 
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,6 @@ spec.loader.exec_module(release)
 CHANGELOG = """# Changelog
 
 ## Unreleased
-
-- Not yet.
 
 ## 1.2.0 - 2026-01-02
 
@@ -36,7 +36,9 @@ def repository(tmp_path) -> Path:
     """Version 1.2.0, committed, without a tag."""
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1.2.0"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
-    commit = "git -c user.name=x -c user.email=x@x commit --quiet --message x"
+    commit = (
+        "git -c user.name=x -c user.email=x@x -c commit.gpgsign=false commit --quiet --message x"
+    )
     shell(f"git init --quiet; git add .; {commit}", cwd=tmp_path)
     return tmp_path
 
@@ -65,14 +67,45 @@ def test_tree_with_changes(repository, name):
 
 def test_version_without_notes(repository):
     (repository / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
-    shell("git -c user.name=x -c user.email=x@x commit -qam x; git tag v1.2.0", cwd=repository)
+    shell(
+        "git -c user.name=x -c user.email=x@x -c commit.gpgsign=false commit -qam x; git tag v1.2.0",
+        cwd=repository,
+    )
     assert refusal(repository) == "CHANGELOG.md has no section 1.2.0"
+
+
+def test_entries_that_belong_to_no_version():
+    changelog = CHANGELOG.replace("## Unreleased\n", "## Unreleased\n\n- Not yet.\n")
+    with pytest.raises(release.Refusal, match=r"entries under Unreleased: move them to 1\.2\.0"):
+        release.notes(changelog, "1.2.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "torches", "reason"),
+    [
+        (
+            "x-manylinux_2_28_x86_64.whl",
+            "2.13.0 2.15",
+            r"for torch \['2.13'\], not \['2.13', '2.15'\]",
+        ),
+        ("x-linux_x86_64.whl", "2.13", "needs a newer glibc"),
+    ],
+)
+def test_wheel_with_wrong_contents(tmp_path, name, torches, reason):
+    with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+        wheel.writestr("torch_ccl/extensions/torch2.13/_C.so", "")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(release.Refusal, match=reason),
+    ):
+        patch.setattr(release.platform, "machine", lambda: "x86_64")
+        release.check_contents(tmp_path / name, torches)
 
 
 def test_a_refusal_is_one_line(repository):
     (repository / "tools").mkdir()
     (repository / "tools/release.py").write_text((ROOT / "tools/release.py").read_text())
-    result = run(["python3", repository / "tools/release.py", repository / "dist"])
+    result = run([sys.executable, repository / "tools/release.py", repository / "dist"])
     assert result.returncode == 1
     assert re.fullmatch("release: HEAD is not at the tag v1.2.0.*\n", result.output)
 
@@ -95,7 +128,7 @@ def test_no_notes(version):
 
 
 def test_this_version_has_notes():
-    release.notes((ROOT / "CHANGELOG.md").read_text(), release.version_of(ROOT))
+    assert release.section((ROOT / "CHANGELOG.md").read_text(), release.version_of(ROOT))
 
 
 def test_the_copy_has_what_is_committed(repository, tmp_path_factory):
@@ -119,7 +152,6 @@ def test_checksums(tmp_path):
 
 ACTIONS = {
     "actions/checkout",
-    "actions/setup-python",
     "actions/upload-artifact",
     "softprops/action-gh-release",
 }

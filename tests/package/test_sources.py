@@ -31,7 +31,7 @@ dist.destroy_process_group()
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> Path:
     dist = tmp_path_factory.mktemp("sdist")
-    shell('make sdist DIST="$1"', dist, cwd=ROOT, env=INHERITED)
+    shell('make sdist DIST="$1" VENV="$2"', dist, sys.prefix, cwd=ROOT, env=INHERITED)
     (path,) = dist.iterdir()
     return path
 

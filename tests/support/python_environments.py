@@ -11,7 +11,10 @@ from support.launchers import clean_environment
 OURS = ("torch_ccl", "oneccl_bind")  # prefixes of names in site-packages
 
 # Variables that redirect pip, Python or the loader are not inherited from the caller.
-NOT_INHERITED = ("PIP_", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "MAKEFLAGS", "VIRTUAL_ENV")
+NOT_INHERITED = (
+    *("PIP_", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+    *("MAKEFLAGS", "CXX", "TORCH"),  # of `make test`
+)
 INHERITED = {
     **{k: v for k, v in clean_environment().items() if not k.startswith(NOT_INHERITED)},
     "PIP_NO_INDEX": "1",
@@ -56,5 +59,14 @@ def make_environment(path: Path, seen: Path = Path(sys.prefix)) -> Environment:
         if not entry.name.startswith(OURS):
             (others / entry.name).symlink_to(entry)
     environment = Environment(path)
-    (environment.site_packages / "others.pth").write_text(f"{others}\n")
+    (environment.site_packages / "others.pth").write_text(f"{others}\n{packages_of_python(seen)}")
     return environment
+
+
+def packages_of_python(environment: Path) -> str:
+    """Lines of a .pth file: where tools/setup.sh found the torch that the environment uses.
+
+    Python does not read the .pth files of a directory that a .pth file names.
+    """
+    path = site_packages(environment) / "packages_of_python.pth"
+    return path.read_text() if path.exists() else ""

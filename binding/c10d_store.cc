@@ -23,6 +23,8 @@ auto with_store_errors(const Action& action) {
   } catch (const c10::Error& error) {
     throw tccl::Error(tccl::Errc::system,
                       std::string("torch's store failed: ") + error.what_without_backtrace());
+  } catch (const std::exception& error) {  // of a store that is written in Python
+    throw tccl::Error(tccl::Errc::system, std::string("torch's store failed: ") + error.what());
   }
 }
 

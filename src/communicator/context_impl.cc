@@ -218,25 +218,28 @@ void ContextImpl::on_heartbeat() noexcept {
 }
 
 void ContextImpl::on_group_built(const Membership& membership, int ranks_on_same_cpus) {
-  const std::lock_guard lock(mutex_);
-  max_ranks_on_same_cpus_.store(
-      std::max(ranks_on_same_cpus, max_ranks_on_same_cpus_.load(std::memory_order_relaxed)),
-      std::memory_order_relaxed);
-  if (workers_) return;
   const int rank = membership.rank();
   const HostMap& host_map = membership.host_map();
   const LocalPlacement placement{host_map.local_rank(rank),
                                  host_map.local_size(host_map.host_of(rank)), ranks_on_same_cpus,
                                  cpus_};
-  report_environment(settings_, placement, membership,
-                     membership.over_several_hosts() ? network_->endpoint().provider() : "");
   WorkerPoolOptions plan = plan_workers(settings_, placement);
   plan.rank = rank;
+  {
+    const std::lock_guard lock(mutex_);
+    max_ranks_on_same_cpus_.store(
+        std::max(ranks_on_same_cpus, max_ranks_on_same_cpus_.load(std::memory_order_relaxed)),
+        std::memory_order_relaxed);
+    if (workers_) return;
+    workers_ = std::make_unique<WorkerPool>(plan);
+  }
+  // Without the lock, for which the monitor thread waits: writing to stderr may block.
+  report_environment(settings_, placement, membership,
+                     membership.over_several_hosts() ? network_->endpoint().provider() : "");
   if (is_logged(LogLevel::debug))
     log(LogLevel::debug, {.rank = rank, .group = membership.name()},
         formatted("host {}, pid {}; {} workers on CPUs {}", host_name(), ::getpid(), plan.count,
                   cpus_text(plan.cpus.empty() ? cpus_ : plan.cpus)));
-  workers_ = std::make_unique<WorkerPool>(std::move(plan));
 }
 
 BackoffPolicy ContextImpl::backoff() const noexcept {

@@ -53,8 +53,10 @@ std::vector<std::string> findings(const Settings& settings, const LocalPlacement
   std::vector<std::string> found;
   const EnvironmentNotes notes = notes_of_environment();
   if (!notes.ignored.empty())
-    found.push_back(formatted("without effect here: {} (docs/settings.md says why)",
-                              joined_names(notes.ignored)));
+    found.push_back(
+        formatted("torch-ccl ignores these variables of oneCCL: {} (`torch-ccl doctor` "
+                  "says why)",
+                  joined_names(notes.ignored)));
   for (const EnvironmentNotes::Unknown& unknown : notes.unknown) found.push_back(text_of(unknown));
   if (std::string problem = worker_problem(settings, placement); !problem.empty())
     found.push_back(std::move(problem));

@@ -69,7 +69,6 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
     channel_ ? run_over_hosts(algorithm, record, task, deadline, timeout)
              : algorithm.run(board_, task);
     board_.end();
-    if (traced) log_operation(record, Clock::now() - begin);
   } catch (const Error& error) {
     const Error reason = membership_.fail(error);
     board_.fail();
@@ -78,6 +77,7 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
     fail_by_current_exception();
     throw;
   }
+  if (traced) log_operation(record, Clock::now() - begin);
 }
 
 void Executor::log_operation(const OpRecord& record, Clock::duration duration) const {

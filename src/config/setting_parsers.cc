@@ -59,11 +59,16 @@ std::size_t parse_chunk_bytes(std::string_view text) {
 }
 
 void log_level_into(Settings& settings, const std::string& text) {
-  constexpr std::string_view kNames[] = {"error", "warn", "info", "debug", "trace"};
-  const auto* const found = std::ranges::find(kNames, lower_case(text));
-  if (found == std::end(kNames))
+  // oneCCL before 2021.2 had numbers, which scripts still contain.
+  constexpr std::pair<std::string_view, LogLevel> kLevels[] = {
+      {"error", LogLevel::error}, {"warn", LogLevel::warn},   {"info", LogLevel::info},
+      {"debug", LogLevel::debug}, {"trace", LogLevel::trace}, {"0", LogLevel::error},
+      {"1", LogLevel::info},      {"2", LogLevel::debug},     {"3", LogLevel::trace}};
+  const auto* const found =
+      std::ranges::find(kLevels, lower_case(text), &std::pair<std::string_view, LogLevel>::first);
+  if (found == std::end(kLevels))
     throw Error(Errc::invalid_argument, "must be error, warn, info, debug or trace");
-  settings.log_level = static_cast<LogLevel>(found - std::begin(kNames));
+  settings.log_level = found->second;
 }
 
 void shared_bytes_into(Settings& settings, const std::string& text) {

@@ -1,6 +1,6 @@
 // Parsers of the table of settings: each turns the text of a variable into a field of Settings and
-// throws Error{invalid_argument} for a text that it does not accept. An empty text that is the
-// row's default leaves the field as it is, so that several rows can fill one field.
+// throws Error{invalid_argument} for a text that it does not accept. Several rows fill the interface
+// preference and the list of algorithms: their parsers add nothing for an empty text.
 // Thread safety: pure functions.
 #pragma once
 

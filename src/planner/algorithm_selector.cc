@@ -100,7 +100,11 @@ const Algorithm& AlgorithmSelector::select(Op op, std::size_t bytes, int ranks, 
            bytes <= rule.to_bytes && rule.from_ranks <= ranks &&
            (!rule.float8_only || kernels::is_float8(dtype));
   };
-  return *std::find_if(rules.rbegin(), rules.rend(), applies)->algorithm;
+  const auto found = std::find_if(rules.rbegin(), rules.rend(), applies);
+  if (found == rules.rend())
+    throw Error(Errc::internal, formatted("no algorithm for {} of {} bytes on {} ranks",
+                                          name_of(op), bytes, ranks));
+  return *found->algorithm;
 }
 
 std::vector<AlgorithmRule> AlgorithmSelector::rules() const {

@@ -10,10 +10,23 @@
 
 namespace tccl {
 
-inline constexpr std::string_view kOnecclAlgorithms[] = {
-    "2d",    "direct",   "double_tree", "flat",         "multi_bcast",
-    "naive", "nreduce",  "offload",     "rabenseifner", "recursive_doubling",
-    "ring",  "ring_rma", "scatter",     "topo",         "tree"};
+inline constexpr std::string_view kOnecclAlgorithms[] = {"2d",
+                                                         "direct",
+                                                         "double_tree",
+                                                         "flat",
+                                                         "multi_bcast",
+                                                         "naive",
+                                                         "nreduce",
+                                                         "offload",
+                                                         "rabenseifner",
+                                                         "ring",
+                                                         "recursive_doubling",
+                                                         "ring_rma",
+                                                         "scatter",
+                                                         "starlike",
+                                                         "scatter_barrier",
+                                                         "topo",
+                                                         "tree"};
 
 constexpr bool is_oneccl_algorithm(std::string_view name) {
   return std::ranges::find(kOnecclAlgorithms, name) != std::end(kOnecclAlgorithms);

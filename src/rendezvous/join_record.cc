@@ -31,7 +31,8 @@ JoinRecord read_join_record(Store& store, int rank) {
     const bool waiting = text.ends_with(kWaiting);
     if (waiting) text.resize(text.size() - kWaiting.size());
     return {.joined = true, .waiting = waiting, .process = std::move(text)};
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.code() != Errc::timeout) throw;
     return {};  // there is no such key
   }
 }

@@ -13,6 +13,7 @@ spec = importlib.util.spec_from_file_location("release", ROOT / "tools/release.p
 release = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(release)
 
+COMMIT = "git -c user.name=x -c user.email=x@x -c commit.gpgsign=false commit --quiet -m x"
 CHANGELOG = """# Changelog
 
 ## Unreleased
@@ -36,10 +37,7 @@ def repository(tmp_path) -> Path:
     """Version 1.2.0, committed, without a tag."""
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1.2.0"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
-    commit = (
-        "git -c user.name=x -c user.email=x@x -c commit.gpgsign=false commit --quiet --message x"
-    )
-    shell(f"git init --quiet; git add .; {commit}", cwd=tmp_path)
+    shell(f"git init --quiet; git add .; {COMMIT}", cwd=tmp_path)
     return tmp_path
 
 
@@ -67,10 +65,7 @@ def test_tree_with_changes(repository, name):
 
 def test_version_without_notes(repository):
     (repository / "CHANGELOG.md").write_text("# Changelog\n\n## Unreleased\n")
-    shell(
-        "git -c user.name=x -c user.email=x@x -c commit.gpgsign=false commit -qam x; git tag v1.2.0",
-        cwd=repository,
-    )
+    shell(f"{COMMIT} --all; git tag v1.2.0", cwd=repository)
     assert refusal(repository) == "CHANGELOG.md has no section 1.2.0"
 
 

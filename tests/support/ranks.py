@@ -73,6 +73,8 @@ def _rank_main(rank, size, store, bound_s, prepare, group, function, args, conne
     try:
         import torch.distributed as dist
 
+        from support import torch_names  # noqa: F401
+
         if prepare:
             prepare(rank)
         init_group(rank, size, store, **group)
@@ -127,6 +129,8 @@ def run_ranks(size: int, function, *args, **options) -> list:
 
 def _script_main(script: str, args: tuple[str, ...], outputs: list[str]) -> None:
     """Runs a script and exits as `python -c` does: with atexit handlers and destructors."""
+    from support import torch_names  # noqa: F401
+
     for descriptor, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = ["-c", *args]

@@ -62,7 +62,7 @@ void allow_provider(const std::string& provider) {
   const char* list = std::getenv("FI_PROVIDER");
   if (list == nullptr || *list == '^' || *list == '\0') return;
   const std::string core = provider.substr(0, provider.find(';'));
-  if (std::string_view(list).find(core) == std::string_view::npos)
+  if (formatted(",{},", list).find(formatted(",{},", core)) == std::string::npos)
     ::setenv("FI_PROVIDER", formatted("{},{}", list, core).c_str(), /*overwrite=*/1);
 }
 
@@ -78,12 +78,7 @@ Info find_provider(const std::vector<std::string>& candidates, const Endpoint::O
   return nullptr;
 }
 
-Info choose_provider(const Endpoint::Options& options) {
-  const std::string provider = options.provider.empty() ? "tcp" : options.provider;
-  allow_provider(provider);
-  if (options.provider.empty())
-    for (const std::string& preferred : options.preferred_providers)
-      if (Info info = find_provider(full_names(preferred), options)) return info;
+Info required_provider(const std::string& provider, const Endpoint::Options& options) {
   const std::vector<std::string> candidates = full_names(provider);
   if (Info info = find_provider(candidates, options)) return info;
   std::string tried;
@@ -98,14 +93,41 @@ Info choose_provider(const Endpoint::Options& options) {
 
 Endpoint::Endpoint(const Options& options) {
   library(options.libfabric_path);
-  const Info info = choose_provider(options);
-  provider_ = info->fabric_attr->prov_name;
-  open(*info);
+  const std::string provider = options.provider.empty() ? "tcp" : options.provider;
+  allow_provider(provider);
+  if (options.provider.empty() && open_preferred(options)) return;
+  open(*required_provider(provider, options));
 }
 
 Endpoint::~Endpoint() = default;
 
+/// Opens the first of the preferred providers that can be opened: one that libfabric lists may still
+/// lack permissions or memory that it may lock.
+bool Endpoint::open_preferred(const Options& options) {
+  for (const std::string& preferred : options.preferred_providers) {
+    try {
+      if (const Info info = find_provider(full_names(preferred), options)) {
+        open(*info);
+        return true;
+      }
+    } catch (const Error&) {
+      close();
+    }
+  }
+  return false;
+}
+
+void Endpoint::close() noexcept {
+  endpoint_.reset();
+  completions_.reset();
+  addresses_.reset();
+  domain_.reset();
+  fabric_.reset();
+  wait_fd_ = -1;
+}
+
 void Endpoint::open(fi_info& info) {
+  provider_ = info.fabric_attr->prov_name;
   fid_fabric* fabric = nullptr;
   check("fi_fabric", library().fabric(info.fabric_attr, &fabric, nullptr));
   fabric_.reset(fabric);

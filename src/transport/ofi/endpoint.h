@@ -108,7 +108,9 @@ class Endpoint {
   template <class Object>
   using Owned = std::unique_ptr<Object, Close>;
 
+  bool open_preferred(const Options& options);
   void open(fi_info& info);
+  void close() noexcept;
   static void prepare(Request& request);
   bool start(Request& request, ssize_t result);
   void complete(void* fi_context, std::size_t bytes, int error);

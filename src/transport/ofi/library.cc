@@ -15,7 +15,7 @@ template <class Function>
 void resolve(void* handle, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(handle, name));
   if (function == nullptr)
-    throw Error(Errc::system, formatted("libfabric.so.1 is too old: it has no {}", name));
+    throw Error(Errc::system, formatted("libfabric is too old: it has no {}", name));
 }
 
 /// libfabric is configured by environment variables only and reads them once, soon after loading.
@@ -37,6 +37,8 @@ void set_defaults() {
 Library load(const std::string& path) {
   set_defaults();
   void* handle = ::dlopen(path.empty() ? "libfabric.so.1" : path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr && !path.empty())
+    throw Error(Errc::system, formatted("CCL_OFI_LIBRARY_PATH={}: {}", path, ::dlerror()));
   if (handle == nullptr)
     throw Error(Errc::system,
                 formatted("ranks on several hosts need libfabric (Debian, Ubuntu: apt install "

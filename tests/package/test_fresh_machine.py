@@ -60,13 +60,14 @@ def test_the_machine_is_as_described(fresh):
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node 2"
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, slow("torch-ccl run -n 2")])
+@pytest.mark.parametrize("launcher", [slow(TORCHRUN), "torch-ccl run -n 2"])
 def test_readme_script(fresh, launcher):
     result = fresh.run(f'cd; echo "$1" > train.py; {launcher} train.py', ddp_script())
     assert result.returncode == 0, result.output
     assert result.output.count("ccl 2") == 2, result.output
 
 
+@pytest.mark.slow
 def test_doctor(fresh):
     """It warns that there is no libfabric, and finds no problem."""
     result = fresh.run("torch-ccl doctor --json")

@@ -15,7 +15,7 @@ import pytest
 from support.commands import ROOT
 from support.python_environments import Environment, make_environment
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("wheels")]
 
 ENVIRONMENTS = os.environ.get("TORCH_ENVIRONMENTS", "").split() or [sys.prefix]
 COMPILING = "torch-ccl: compiling the extension for torch "

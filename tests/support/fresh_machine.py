@@ -1,7 +1,7 @@
 """Runs commands as on a fresh machine: by an ordinary user, with 1 MB of /dev/shm, without
 libfabric and without a compiler. The caller must be root.
 
-    machine = FreshMachine(environment)
+    machine = FreshMachine(environment, hidden=[*compilers(), *libfabric()])
     result = machine.run('torch-ccl doctor "$1"', "--json", HOME="/usr")
 
 It is a mount namespace with overlays in memory: nothing changes outside of it. HOME and TMPDIR are

@@ -109,6 +109,14 @@ void LocalClient::join(int memory_fd, int pid_fd) {
   }
 }
 
+void LocalClient::report(const Status& failure) const noexcept {
+  try {
+    send_packet(socket_.get(), failure, deadline_after(kReportGrace));
+  } catch (const std::exception&) {
+    // The coordinator has closed the connection: it has failed, too.
+  }
+}
+
 void LocalClient::exchange(int memory_fd, int pid_fd) {
   send_peer_info(receive_host_address(), memory_fd, pid_fd);
   apply_roster(receive_roster());
@@ -172,7 +180,7 @@ void LocalClient::report_failure(const Action& action) const {
   try {
     action();
   } catch (const Error& error) {
-    send_packet(socket_.get(), failure_status(error), deadline_);
+    report(failure_status(error));
     throw;
   }
 }

@@ -23,6 +23,8 @@ class LocalClient {
 
   /// All steps of a member: calls options.apply_roster() and returns once the group is formed.
   void join(int memory_fd, int pid_fd);
+  /// Sends the coordinator the reason why this rank has failed.
+  void report(const Status& failure) const noexcept;
 
  private:
   LocalClient(const RendezvousOptions& options, Fd socket, int coordinator_rank);

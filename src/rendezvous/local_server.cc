@@ -172,13 +172,14 @@ void LocalServer::check_rank(const Connection& connection) const {
         {rank});
 }
 
-void LocalServer::check_connections() const {
-  for (const Connection& connection : connections_) {
-    char byte;
-    if (connection.authenticated &&
-        ::recv(connection.socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
-      throw incomplete_rank_error(options_, describe(connection.claimed), connection.claimed.rank,
-                                  Error(Errc::peer_lost, "it closed its connection"));
+void LocalServer::check_connections() {
+  for (Connection& connection : connections_) {
+    if (!connection.authenticated || !wait_readable(connection.socket.get(), Clock::now()))
+      continue;
+    exchange_with(connection, [](int socket) {
+      throw_if_failure_received(socket, Clock::now());
+      if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "it closed its connection");
+    });
   }
 }
 

@@ -40,9 +40,9 @@ class LocalServer {
   /// Sends the outcome to all ranks of this host. Ranks read one outcome only, so call it once.
   void announce(const Status& status) noexcept;
 
-  /// Throws Error{peer_lost} if a rank of this host closed its connection. For polling loops that
-  /// wait for something else.
-  void check_connections() const;
+  /// Throws if a rank of this host reported a failure or closed its connection. For polling loops
+  /// that wait for something else.
+  void check_connections();
 
   /// This rank and the ranks that have authenticated themselves.
   [[nodiscard]] std::vector<int> joined_ranks() const;

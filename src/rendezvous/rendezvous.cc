@@ -66,10 +66,14 @@ void form_group(const RendezvousOptions& options, LocalServer& server, const Hos
   hosts.commit([&] { distribute(roster); });
 }
 
+/// What the other ranks get of the exception that is being handled.
+Status own_failure(const RendezvousOptions& options, bool interrupted) {
+  return failure_status(interrupted ? interrupt_error(options) : attributed_to_this_rank(options));
+}
+
 /// The steps of the rank that bound the rendezvous socket of its host.
-void coordinate(RendezvousOptions options, Fd listener, int memory_fd, int pid_fd) {
-  bool interrupted = false;
-  options.check_interrupt = marking_interrupts(std::move(options.check_interrupt), interrupted);
+void coordinate(const RendezvousOptions& options, const bool& interrupted, Fd listener,
+                int memory_fd, int pid_fd) {
   LocalServer server(options, std::move(listener));
   std::optional<HostMap> host_map;
   try {
@@ -77,8 +81,7 @@ void coordinate(RendezvousOptions options, Fd listener, int memory_fd, int pid_f
     form_group(options, server, *host_map, memory_fd, pid_fd);
     server.announce(Status{});
   } catch (...) {
-    const Status status =
-        failure_status(interrupted ? interrupt_error(options) : attributed_to_this_rank(options));
+    const Status status = own_failure(options, interrupted);
     server.announce(status);
     // Every host polls for a published failure until the group is formed.
     if (!host_map || host_map->hosts() > 1) try_publish_failure(options, status);
@@ -86,13 +89,31 @@ void coordinate(RendezvousOptions options, Fd listener, int memory_fd, int pid_f
   }
 }
 
-void run(const RendezvousOptions& options, int memory_fd, int pid_fd) {
+/// The steps of a rank that connected to the coordinator of its host. What fails on this rank alone
+/// (its store, an interrupt) is reported to the coordinator; other errors name the ranks concerned.
+void join(const RendezvousOptions& options, const bool& interrupted, LocalClient& client,
+          int memory_fd, int pid_fd) {
+  try {
+    client.join(memory_fd, pid_fd);
+  } catch (const Error& error) {
+    if (error.ranks().empty()) client.report(own_failure(options, interrupted));
+    throw;
+  } catch (...) {
+    client.report(own_failure(options, interrupted));
+    throw;
+  }
+}
+
+void run(RendezvousOptions options, int memory_fd, int pid_fd) {
   if (options.size == 1) return form_single_rank_group(options);
+  bool interrupted = false;
+  options.check_interrupt = marking_interrupts(std::move(options.check_interrupt), interrupted);
   while (Clock::now() < options.deadline) {
     if (options.check_interrupt) options.check_interrupt();
     if (Fd listener = listen_on(rendezvous_socket_name(options.secret)))
-      return coordinate(options, std::move(listener), memory_fd, pid_fd);
-    if (auto client = LocalClient::connect(options)) return client->join(memory_fd, pid_fd);
+      return coordinate(options, interrupted, std::move(listener), memory_fd, pid_fd);
+    if (auto client = LocalClient::connect(options))
+      return join(options, interrupted, *client, memory_fd, pid_fd);
     // The coordinator is between bind() and listen(), or it has just exited.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -381,7 +381,7 @@ for work in works: work.wait()
     "open batch": "dist.group.WORLD._start_coalescing(torch.device('cpu')); dist.all_reduce(x)",
     "not waited for": """
 works = [dist.all_reduce(torch.ones(1 << 16), async_op=True) for _ in range(20)]
-works += [dist.reduce_scatter_single(torch.empty(8), torch.ones(16), async_op=True)]
+works += [dist.broadcast(torch.ones(16), 0, async_op=True)]
 works += [dist.all_reduce(torch.ones(8), group=dist.new_group([0, 1]), async_op=True)]
 dist.barrier()
 """,

@@ -10,8 +10,10 @@ NAMES = {
 FUNCTIONAL_NAMES = {
     "all_gather_single": "all_gather_tensor",
     "all_gather_single_autograd": "all_gather_tensor_autograd",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
     "reduce_scatter_single": "reduce_scatter_tensor",
     "reduce_scatter_single_autograd": "reduce_scatter_tensor_autograd",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
 
 

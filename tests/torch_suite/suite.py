@@ -28,7 +28,7 @@ BOUND_S = 45
 NOT_A_REASON = re.compile(
     r"Only gloo backend supports timeouts"
     r"|GLOO Batch Send Recv CPU"
-    r"|Only Gloo backend supports sparse all reduce"
+    r"|Only Gloo backend supports? sparse all reduce"
     r"|Only MPI supports (CPU )?all_to_all"
     r"|Only Nccl & Gloo backend support DistributedDataParallel"
     r"|get_future is only supported on mpi, nccl and gloo"

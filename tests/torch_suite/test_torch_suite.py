@@ -139,7 +139,10 @@ def exceptions():
 
 def is_met(condition: re.Match) -> bool:
     kind, minor, _ = condition.groups()
-    return not kind or TORCH == (2, int(minor)) or (kind == "up to" and TORCH < (2, int(minor)))
+    if not kind:
+        return True
+    last = (2, int(minor))
+    return last == TORCH or (kind == "up to" and last > TORCH)
 
 
 # ---- checks of the results; each returns the failures

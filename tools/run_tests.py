@@ -137,6 +137,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3 * (os.cpu_count() or 2) // 2)
     arguments, others = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that leftovers are removed
+    # A shell starts background jobs with SIGINT ignored, which every test process would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.monotonic()
     results = run_phases(arguments.expression, arguments.workers, others)
 

@@ -1,16 +1,23 @@
 // file_store() and tcp_store() behave alike; what is particular to each.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
+#include "base/fd.h"
+#include "rendezvous/tcp_store_server.h"
 #include "tccl/error.h"
 #include "tccl/store.h"
 
@@ -205,20 +212,136 @@ TEST(TcpStore, AListenFailureIsReported) {
   EXPECT_NE(reason_at("").find("not known"), std::string::npos);
 }
 
-TEST(TcpStore, InvalidRequestsAreIgnored) {
-  const std::uint16_t port = free_port();
-  const auto store = tcp_store("127.0.0.1", port, true, 5000ms);
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+// ---- limits of the server of tcp_store()
+
+using tcp_store_protocol::Kind;
+using tcp_store_protocol::kMaxFieldBytes;
+using tcp_store_protocol::RequestHeader;
+
+class TcpStoreServerTest : public ::testing::Test {
+ protected:
+  void serve(TcpStoreServer::Limits limits = {}) {
+    server_ = std::make_unique<TcpStoreServer>("127.0.0.1", port_, limits);
+    client_ = tcp_store("127.0.0.1", port_, /*serve=*/false, 5000ms);
+  }
+  void expect_is_served() {
+    client_->set("a", "b");
+    EXPECT_EQ(client_->get("a", 5000ms), "b");
+  }
+  [[nodiscard]] Fd connect() const {
+    Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port_);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    const timeval limit{.tv_sec = 10, .tv_usec = 0};
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return fd;
+  }
+  static void send(const Fd& fd, std::string_view bytes) {
+    static_cast<void>(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
+  }
+  static std::string request(Kind kind, const std::string& key, std::uint32_t value_bytes) {
+    const RequestHeader header{kind, static_cast<std::uint32_t>(key.size()), value_bytes};
+    return std::string(reinterpret_cast<const char*>(&header), sizeof header) + key;
+  }
+  /// True once the server has closed the connection; false after 10 s.
+  static bool is_closed(const Fd& fd) {
+    char buffer[4096];
+    for (;;) {
+      const ssize_t got = ::recv(fd.get(), buffer, sizeof buffer, 0);
+      if (got <= 0) return got == 0 || errno == ECONNRESET;
+    }
+  }
+
+  const std::uint16_t port_ = free_port();
+  std::unique_ptr<TcpStoreServer> server_;
+  std::shared_ptr<Store> client_;
+};
+
+TEST_F(TcpStoreServerTest, InvalidRequestsAreRefused) {
+  serve();
+  for (const std::string& bytes :
+       {std::string(100, '\xff'), request(Kind::get, "key", kMaxFieldBytes + 1),
+        request(static_cast<Kind>(77), "key", 0), request(Kind::get, "key", 0) + "more"}) {
+    const Fd fd = connect();
+    send(fd, bytes);
+    EXPECT_TRUE(is_closed(fd));
+    expect_is_served();
+  }
+}
+
+/// One request could else make the server hold many copies of a large value.
+TEST_F(TcpStoreServerTest, AConnectionCarriesOneRequest) {
+  serve();
+  client_->set("large", std::string(kMaxFieldBytes, 'x'));
+  std::string requests;
+  for (int i = 0; i < 270; ++i) requests += request(Kind::get, "large", 0);
+  const Fd fd = connect();
+  send(fd, requests);
+  EXPECT_TRUE(is_closed(fd));
+  expect_is_served();
+}
+
+TEST_F(TcpStoreServerTest, KeysAndValuesAreLimited) {
+  serve({.bytes = 1 << 20});
+  const Fd announces = connect();
+  send(announces, request(Kind::set, "k", 700'000));
+  std::this_thread::sleep_for(100ms);
+  EXPECT_THROW(client_->set("too large", std::string(700'000, 'x')), Error);
+  expect_is_served();
+  client_->set("large", std::string(300'000, 'x'));
+  client_->remove("large");
+  client_->set("again", std::string(300'000, 'x'));
+  EXPECT_THROW(client_->set("too much", std::string(300'000, 'x')), Error);
+  EXPECT_EQ(client_->get("again", 5000ms), std::string(300'000, 'x'));
+}
+
+TEST_F(TcpStoreServerTest, SilentConnectionsAreClosedAndOthersWaitForTheirPlace) {
+  serve({.connections = 8, .request = 500ms});
+  std::vector<Fd> silent;
+  for (int i = 0; i < 30; ++i) silent.push_back(connect());
+  expect_is_served();
+  EXPECT_TRUE(is_closed(silent.front()));
+}
+
+TEST_F(TcpStoreServerTest, AClientThatWaitsForAKeyIsNotClosed) {
+  serve({.request = 100ms});
+  std::thread setter([&] {
+    std::this_thread::sleep_for(600ms);
+    tcp_store("127.0.0.1", port_, false, 5000ms)->set("late", "value");
+  });
+  EXPECT_EQ(client_->get("late", 10'000ms), "value");
+  setter.join();
+}
+
+double cpu_ms_of_process() {
+  timespec used{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) * 1e3 + static_cast<double>(used.tv_nsec) / 1e6;
+}
+
+TEST_F(TcpStoreServerTest, WithoutDescriptorsTheServerWaits) {
+  serve();
+  std::vector<Fd> all;
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const Fd pending(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(pending.get()) + 1, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  while (Fd fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}) all.push_back(std::move(fd));
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_port = htons(port);
+  address.sin_port = htons(port_);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  const std::string garbage(100, '\xff');
-  EXPECT_GT(::write(fd, garbage.data(), garbage.size()), 0);
-  store->set("a", "b");
-  EXPECT_EQ(store->get("a", 1000ms), "b");
-  ::close(fd);
+  EXPECT_EQ(::connect(pending.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  const double cpu_before = cpu_ms_of_process();
+  std::this_thread::sleep_for(1s);
+  EXPECT_LT(cpu_ms_of_process() - cpu_before, 300);
+  all.clear();
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  expect_is_served();
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
-#include "context.h"
+#include "interrupt.h"
 #include "tccl/error.h"
 
 namespace torch_ccl {

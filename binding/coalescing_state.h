@@ -35,6 +35,7 @@ class CoalescingState {
 
   /// Does nothing if the calling thread has no open block.
   void add(const c10::intrusive_ptr<c10d::Work>& work) {
+    if (!is_open()) return;
     const std::lock_guard lock(mutex_);
     if (const auto found = works_by_thread_.find(std::this_thread::get_id());
         found != works_by_thread_.end())

@@ -5,6 +5,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstdint>
+
+#include "errors.h"
 
 namespace torch_ccl {
 namespace {
@@ -32,17 +35,43 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
   return copy;
 }
 
+// What the sizes and strides of a tensor can reach, from the beginning of its storage.
+std::size_t storage_bytes_needed(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t last = tensor.storage_offset();
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return static_cast<std::size_t>(last + 1) * tensor.itemsize();
+}
+
 bool overlap(const at::Tensor& a, const at::Tensor& b) {  // both contiguous
   const auto* a_data = static_cast<const char*>(a.const_data_ptr());
   const auto* b_data = static_cast<const char*>(b.const_data_ptr());
   return std::less<>()(a_data, b_data + b.nbytes()) && std::less<>()(b_data, a_data + a.nbytes());
 }
 
+// Whether two contiguous tensors of the list overlap. Others are written by copies anyway.
+bool any_overlap(const Tensors& list) {
+  struct Range {
+    std::uintptr_t begin, end;
+  };
+  c10::SmallVector<Range, 8> ranges;
+  for (const at::Tensor& tensor : list) {
+    if (!is_plain(tensor)) continue;
+    const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+    if (tensor.numel() > 0) ranges.push_back({begin, begin + tensor.nbytes()});
+  }
+  std::ranges::sort(ranges, {}, &Range::begin);
+  return std::ranges::adjacent_find(ranges, [](const Range& a, const Range& b) {
+           return a.end > b.begin;
+         }) != ranges.end();
+}
+
 }  // namespace
 
-void throw_value_error(const Method& method, const GroupInfo& group, const std::string& problem) {
-  C10_THROW_ERROR(ValueError, c10::str("ccl: ", method.name, " on rank ", group.rank, " of group ",
-                                       group.name, ": ", problem));
+void throw_invalid_argument(const Method& method, const GroupInfo& group,
+                            const std::string& problem) {
+  throw_invalid_argument(
+      c10::str(method.name, " on rank ", group.rank, " of group ", group.name, ": ", problem));
 }
 
 void CollectiveRequest::check_input(const at::Tensor& tensor, const char* argument) const {
@@ -53,6 +82,9 @@ void CollectiveRequest::check_input(const at::Tensor& tensor, const char* argume
           "` must be on the CPU or an accelerator, but it is on ", tensor.device());
   require(dtype_of(tensor.scalar_type()).has_value(), "`", argument, "` has the unsupported dtype ",
           tensor.scalar_type());
+  const std::size_t needed = storage_bytes_needed(tensor);
+  require(needed <= tensor.storage().nbytes(), "`", argument, "` needs a storage of ", needed,
+          " bytes, but its storage has ", tensor.storage().nbytes(), ", as after resize_(0)");
 }
 
 void CollectiveRequest::check_output(const at::Tensor& tensor, const char* argument) const {
@@ -66,7 +98,8 @@ void CollectiveRequest::check_same_dtype(const at::Tensor& tensor, const char* a
                                          const at::Tensor& other,
                                          const char* other_argument) const {
   require(tensor.scalar_type() == other.scalar_type(), "`", argument, "` has dtype ",
-          tensor.scalar_type(), ", but `", other_argument, "` has dtype ", other.scalar_type());
+          tensor.scalar_type(), ", but `", other_argument, "` has dtype ", other.scalar_type(),
+          ": Tensors are not equal in data type");
 }
 
 void CollectiveRequest::check_same_device(const at::Tensor& tensor, const at::Tensor& other) const {
@@ -149,21 +182,34 @@ const void* CollectiveRequest::unaliased_input_data(const at::Tensor& tensor,
 }
 
 void* CollectiveRequest::output_data(const at::Tensor& tensor, Contents contents) {
-  at::Tensor target = tensor;
-  if (!is_plain(tensor)) {
-    target = contents == keep_contents ? contiguous_copy(tensor) : contiguous_empty(tensor);
-    results_.push_back({target, tensor});
-  }
-  written_.push_back(target);
-  if (target.is_cpu()) target.mutable_data_ptr();  // materializes a copy-on-write tensor
-  void* data = host_data(target);
-  if (staging_ && !target.is_same(tensor)) staging_->keep_alive(tensor);
+  if (is_plain(tensor)) return written_data(tensor);
+  return copied_output_data(
+      tensor, contents == keep_contents ? contiguous_copy(tensor) : contiguous_empty(tensor));
+}
+
+// The operations write `copy`; copy_results() copies it to the tensor.
+void* CollectiveRequest::copied_output_data(const at::Tensor& tensor, const at::Tensor& copy) {
+  results_.push_back({copy, tensor});
+  void* data = written_data(copy);
+  if (staging_) staging_->keep_alive(tensor);
   return data;
 }
 
+void* CollectiveRequest::written_data(const at::Tensor& target) {
+  written_.push_back(target);
+  if (target.is_cpu()) target.mutable_data_ptr();  // materializes a copy-on-write tensor
+  return host_data(target);
+}
+
 std::span<const tccl::Block> CollectiveRequest::output_blocks(const Tensors& list) {
+  // Each rank writes the blocks in another order. If a tensor is in the list twice, all results are
+  // copied, in the order of the list: the later entry remains, on every rank.
+  const bool copies = any_overlap(list);
   std::vector<tccl::Block> blocks;
-  for (const at::Tensor& tensor : list) blocks.push_back(output_block(tensor));
+  for (const at::Tensor& tensor : list)
+    blocks.push_back(copies ? tccl::Block{copied_output_data(tensor, contiguous_empty(tensor)),
+                                          count_of(tensor)}
+                            : output_block(tensor));
   return keep_alive(std::move(blocks));
 }
 

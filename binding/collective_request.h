@@ -9,7 +9,7 @@
 //
 // A tensor that is not contiguous is replaced by a contiguous copy, which is copied back when the
 // operations are complete; one of an accelerator by host memory (staging.h). An invalid argument
-// raises ValueError with the method, the argument, the rank and the group.
+// throws InvalidArgument with the method, the argument, the rank and the group.
 // Thread safety: none; a request belongs to the thread that builds it, then to the one that
 // completes it.
 #pragma once
@@ -57,8 +57,8 @@ struct GroupInfo {
   CoalescingState coalescing{};
 };
 
-/// Raises ValueError; the message begins with the method, the rank and the group.
-[[noreturn]] void throw_value_error(const Method& method, const GroupInfo& group,
+/// Throws InvalidArgument; the message begins with the method, the rank and the group.
+[[noreturn]] void throw_invalid_argument(const Method& method, const GroupInfo& group,
                                     const std::string& problem);
 
 inline std::size_t count_of(const at::Tensor& tensor) {
@@ -78,7 +78,7 @@ class CollectiveRequest {
 
   template <class... Parts>
   void require(bool condition, const Parts&... problem) const {
-    if (!condition) throw_value_error(*method_, *group_, c10::str(problem...));
+    if (!condition) throw_invalid_argument(*method_, *group_, c10::str(problem...));
   }
   void check_input(const at::Tensor& tensor, const char* argument) const;
   void check_output(const at::Tensor& tensor, const char* argument) const;
@@ -192,6 +192,8 @@ class CollectiveRequest {
   }
   /// The address that operations use for a contiguous tensor.
   void* host_data(const at::Tensor& contiguous);
+  void* copied_output_data(const at::Tensor& tensor, const at::Tensor& copy);
+  void* written_data(const at::Tensor& target);
   void copy_results() const;
 
   const Method* method_;

@@ -1,7 +1,5 @@
 #include "context.h"
 
-#include <sys/syscall.h>
-#include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -9,6 +7,7 @@
 #include "c10d_store.h"
 #include "deferred_receives.h"
 #include "errors.h"
+#include "interrupt.h"
 
 namespace torch_ccl {
 namespace {
@@ -25,13 +24,6 @@ ContextHolder& holder() {
 }
 
 }  // namespace
-
-// Python runs signal handlers on its main thread only, so other threads do not take the GIL here.
-void check_interrupt() {
-  if (syscall(SYS_gettid) != getpid() || !Py_IsInitialized()) return;
-  const pybind11::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
-}
 
 std::shared_ptr<tccl::Context> context() {
   ContextHolder& held = holder();

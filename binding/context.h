@@ -2,7 +2,6 @@
 // Thread safety: every function may be called from any thread.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -18,12 +17,6 @@ std::shared_ptr<tccl::Context> context();
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,
                                                       tccl::Communicator::Options options);
-
-/// Lets Ctrl-C end a wait: if a signal is pending, throws what its Python handler raised.
-void check_interrupt();
-/// How often the binding's own waits call check_interrupt(), which takes the GIL: as often as those
-/// of the library, whose constant (src/base/wait.h) is not exported.
-inline constexpr std::chrono::milliseconds kInterruptInterval{100};
 
 /// Closes the context and joins its threads. Python calls it before the interpreter shuts down.
 void close_context();

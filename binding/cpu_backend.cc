@@ -6,6 +6,7 @@
 #include "context.h"
 #include "errors.h"
 #include "gil.h"
+#include "interrupt.h"
 #include "monitored_barrier.h"
 #include "polling.h"
 #include "work.h"
@@ -85,11 +86,10 @@ CpuBackend::WorkPtr CpuBackend::run_request(CollectiveRequest request,
   }
   auto work = c10::make_intrusive<WorkCCL>(request, communicator_->next_sequence(), communicator_,
                                            pending_work_);
-  const bool is_coalescing = group_.coalescing.is_open();
   try {
     if (request.is_empty()) {
       work->complete_inline();
-    } else if (asynchronous || is_coalescing) {
+    } else if (asynchronous) {
       const auto shared = std::make_shared<const CollectiveRequest>(std::move(request));
       const auto operation = start(*communicator_, shared, effective_timeout(timeout));
       WorkCCL::attach(work, operation, shared);
@@ -101,9 +101,12 @@ CpuBackend::WorkPtr CpuBackend::run_request(CollectiveRequest request,
     group_.coalescing.discard();
     if (error.code() != tccl::Errc::invalid_argument)  // else nothing was started
       work->complete(to_torch_error(std::current_exception()));
+    throw_kept_interrupt();  // of an earlier operation, which this thread has run first
     throw_torch_error(error);
   }
-  if (is_coalescing) group_.coalescing.add(work);
+  // A synchronous call in a coalescing block has completed, too: the block may have been left open
+  // by an exception in the body of torch's coalescing manager.
+  group_.coalescing.add(work);
   return work;
 }
 

@@ -39,9 +39,11 @@ void add_allgather(CollectiveRequest& request, const at::Tensor& output, const a
   request.check_output(output, "output");
   request.check_same_dtype(output, "output", input, "input");
   const int size = request.group().size;
+  // The last words are those of torch's own backends, which programs look for.
   request.require(output.numel() == input.numel() * size, "`output` has ", output.numel(),
                   " elements, but ", size, " ranks times ", input.numel(),
-                  " elements of `input` are ", input.numel() * size);
+                  " elements of `input` are ", input.numel() * size,
+                  ": output tensor size must be equal to world_size times input tensor size");
   void* out = request.output_data(output, CollectiveRequest::discard_contents);
   const auto* own_block =
       static_cast<const char*>(output.const_data_ptr()) + input.nbytes() * request.group().rank;

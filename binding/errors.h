@@ -1,5 +1,5 @@
-// Translates tccl::Error to the exceptions that torch maps to Python's: ValueError for invalid
-// arguments, torch.distributed.DistBackendError for every other failure.
+// Translates tccl::Error to exceptions that become Python's: InvalidArgument for invalid arguments
+// (both a ValueError and a RuntimeError), torch.distributed.DistBackendError for every other failure.
 // Thread safety: every function may be called from any thread.
 #pragma once
 
@@ -21,15 +21,25 @@ class BackendError final : public c10::DistBackendError {
   const tccl::Errc code;
 };
 
-[[noreturn]] inline void throw_torch_error(const tccl::Error& error) {
+/// In Python torch_ccl.InvalidArgument, which is a ValueError and a RuntimeError: torch's own backends
+/// raise the one or the other, and programs catch what they raise. Without Python a c10::ValueError.
+class InvalidArgument final : public c10::ValueError {
+ public:
+  using ValueError::ValueError;
+};
+
+[[noreturn]] inline void throw_invalid_argument(const std::string& problem) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
-  if (error.code() == tccl::Errc::invalid_argument)
-    throw c10::ValueError(here, std::string("ccl: ") + error.what());
+  throw InvalidArgument(here, "ccl: " + problem);
+}
+
+[[noreturn]] inline void throw_torch_error(const tccl::Error& error) {
+  if (error.code() == tccl::Errc::invalid_argument) throw_invalid_argument(error.what());
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<uint32_t>(__LINE__)};
   throw BackendError(here, error);
 }
 
-/// The same for a stored error. An exception that is not a tccl::Error is returned unchanged: a
-/// pending KeyboardInterrupt must reach Python as one.
+/// The same for a stored error. An exception that is not a tccl::Error is returned unchanged.
 inline std::exception_ptr to_torch_error(const std::exception_ptr& error) noexcept {
   if (!error) return nullptr;
   try {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "context.h"
+#include "errors.h"
 #include "memory.h"
 #include "process_group.h"
 
@@ -26,17 +27,15 @@ milliseconds to_milliseconds(std::chrono::duration<float> timeout) {
 
 // torch.distributed calls it to create the backend of a group.
 c10::intrusive_ptr<ProcessGroupCCL> create(const c10d::DistributedBackendOptions& group,
-                                           const c10::intrusive_ptr<Options>& given) {
+                                           const c10::intrusive_ptr<Options>& given,
+                                           const std::string& name) {
   auto options = given ? c10::make_intrusive<Options>(*given) : c10::make_intrusive<Options>();
   options->timeout = to_milliseconds(group.timeout);
   options->group_name = group.group_id;
   options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
                                         group.global_ranks_in_group.end());
-  // For the group of all ranks torch passes a number as the name, and no list of ranks.
-  const bool is_world = group.global_ranks_in_group.empty();
   return c10::make_intrusive<ProcessGroupCCL>(group.store, group.group_rank, group.group_size,
-                                              std::move(options),
-                                              is_world ? "world" : group.group_id);
+                                              std::move(options), name);
 }
 
 // ProcessGroupCCL(store, rank, size, ...) in Python. Releases the GIL itself, because a call_guard
@@ -54,6 +53,23 @@ tccl::WireFormat wire_format_named(const std::string& name) {
   throw py::value_error("wire_dtype must be same, bf16 or int8, not " + name);
 }
 
+void register_invalid_argument(py::module_& module) {
+  static PyObject* type = nullptr;
+  type = PyErr_NewExceptionWithDoc("torch_ccl.InvalidArgument",
+                                   "A call was refused before anything was sent.",
+                                   py::make_tuple(py::handle(PyExc_ValueError),
+                                                  py::handle(PyExc_RuntimeError)).ptr(),
+                                   nullptr);
+  module.attr("InvalidArgument") = py::handle(type);
+  py::register_exception_translator([](std::exception_ptr exception) {
+    try {
+      std::rethrow_exception(std::move(exception));
+    } catch (const InvalidArgument& error) {
+      PyErr_SetString(type, error.what_without_backtrace());
+    }
+  });
+}
+
 }  // namespace
 }  // namespace torch_ccl
 
@@ -64,6 +80,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using ReleaseGil = py::call_guard<py::gil_scoped_release>;
   py::module_::import("torch._C._distributed_c10d");  // the base classes
 
+  torch_ccl::register_invalid_argument(module);
   Group group(module, "ProcessGroupCCL", "The backend \"ccl\" of torch.distributed.");
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(group, "Options")
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
@@ -101,7 +118,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            "The kind of error that failed the group, or SUCCESS.");
 
   module.def("create", &torch_ccl::create, py::arg("group"), py::arg("options").none(true),
-             ReleaseGil(), "Create the backend of one group; torch.distributed calls it.");
+             py::arg("name"), ReleaseGil(), "Create the backend of one group; torch.distributed calls it.");
   module.def(
       "empty",
       [](const std::vector<int64_t>& size, at::ScalarType dtype) {

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "context.h"
 #include "deferred_receives.h"
 #include "errors.h"
 #include "gil.h"
+#include "interrupt.h"
 
 namespace torch_ccl {
 namespace {
@@ -102,7 +102,8 @@ void WorkCCL::attach(const c10::intrusive_ptr<WorkCCL>& work,
                       weak_work = c10::weak_intrusive_ptr(work),
                       operation = operation.get(),  // alive while its callbacks run
                       request = std::move(request)] {
-    if (try_complete(weak_work, to_torch_error(operation->error()), *request)) return;
+    const std::exception_ptr error = storable_error(to_torch_error(operation->error()));
+    if (try_complete(weak_work, error, *request)) return;
     DeferredReceives::instance().add(
         [weak_work, request] { return try_complete(weak_work, nullptr, *request); });
   });
@@ -113,22 +114,23 @@ bool WorkCCL::try_complete(const c10::weak_intrusive_ptr<WorkCCL>& work, std::ex
   try {
     if (!error && !request.try_write_results()) return false;
   } catch (...) {
-    error = to_torch_error(std::current_exception());
+    error = storable_error(to_torch_error(std::current_exception()));
   }
   if (const auto locked = work.lock()) locked->complete(error);
   return true;
 }
 
 void WorkCCL::complete(const std::exception_ptr& error) noexcept {
+  // Before a waiter can wake up: it may stop the profiler, which then frees the row. Without the
+  // lock: this may take the GIL, and a thread that has the GIL may wait for the lock.
+  if (const auto end_profiler_row = std::exchange(recordFunctionEndCallback_, nullptr))
+    end_profiler_row();
   // Released after the lock, as is self_.
   std::shared_ptr<tccl::Work> operation;
   c10::intrusive_ptr<WorkCCL> self;
   FuturePtr future;
   {
     const std::lock_guard lock(mutex_);
-    // Before a waiter can wake up: it may stop the profiler, which then frees the row.
-    if (const auto end_profiler_row = std::exchange(recordFunctionEndCallback_, nullptr))
-      end_profiler_row();
     exception_ = error;
     end_time_ = std::chrono::steady_clock::now();
     operation = std::move(operation_);
@@ -196,13 +198,15 @@ bool WorkCCL::wait(std::chrono::milliseconds timeout) {
     lock.unlock();
     wait_for_operation(*operation, deadline);
     lock.lock();
-    wait_for_outcome(lock, deadline);
+    // The operation is complete, but its results may not be written to the tensors yet.
+    wait_until(lock, deadline, [this] { return state_ != State::running; });
   }
-  const auto future = future_;
+  // Its callbacks may still run: one of them may be the caller.
+  if (const auto future = future_)
+    wait_until(lock, deadline, [&] { return future->completed(); });
   const std::exception_ptr error = exception_;
   lock.unlock();
-  // Future::wait() returns before the callbacks have run, so that a callback may call this.
-  if (future) future->wait();
+  throw_kept_interrupt();
   if (error) std::rethrow_exception(error);
   return true;
 }
@@ -218,16 +222,21 @@ void WorkCCL::wait_for_operation(tccl::Work& operation, Deadline deadline) {
     }
   } catch (const tccl::Error& error) {
     if (!operation.done()) throw_torch_error(error);
+  } catch (...) {
+    // An interrupt of this wait. One that has ended the operation is its error: see interrupt.h.
+    if (std::current_exception() != operation.error()) throw;
   }
 }
 
-// The operation is complete, but its results may not be written to the tensors yet.
-void WorkCCL::wait_for_outcome(std::unique_lock<std::mutex>& lock, Deadline deadline) {
-  const auto is_known = [this] { return state_ != State::running; };
-  while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptInterval), is_known)) {
+// Waits for a condition that cv_ announces; `lock` holds mutex_. Throws if the wait timed out or was
+// interrupted.
+template <class Condition>
+void WorkCCL::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline,
+                         const Condition& condition) {
+  while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptInterval), condition)) {
     if (Clock::now() >= deadline)
       throw_torch_error(
-          {tccl::Errc::timeout, c10::str("wait() timed out before ", method_.name, " completed")});
+          {tccl::Errc::timeout, c10::str("wait() timed out: ", method_.name, " has not completed")});
     lock.unlock();
     check_interrupt();
     lock.lock();
@@ -263,6 +272,11 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
   if (stream_) devices.push_back(stream_->device());
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices);
   auto future = future_;
+  // The first callback, so that it comes before the user's. `this` completes the Future.
+  future->addCallback([this](c10::ivalue::Future&) {
+    const std::lock_guard guard(mutex_);
+    cv_.notify_all();
+  });
   const auto operation = operation_;
   if (operation && is_staged_receive_) {  // complete() completes the Future
     self_ = c10::intrusive_ptr<WorkCCL>::reclaim_copy(this);

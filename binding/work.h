@@ -60,7 +60,8 @@ class WorkCCL final : public c10d::Work {
 
   bool isCompleted() override;
   /// Returns true or throws. A timeout of zero means the operation's own. At a shorter timeout only
-  /// the wait fails: the operation continues.
+  /// the wait fails: the operation continues, except that a receive that no message has matched is
+  /// cancelled.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   /// Aborts the group: a collective cannot be cancelled on one rank alone.
@@ -84,7 +85,9 @@ class WorkCCL final : public c10d::Work {
   static bool try_complete(const c10::weak_intrusive_ptr<WorkCCL>& work, std::exception_ptr error,
                            const CollectiveRequest& request) noexcept;
   void wait_for_operation(tccl::Work& operation, Deadline deadline);
-  void wait_for_outcome(std::unique_lock<std::mutex>& lock, Deadline deadline);
+  template <class Condition>
+  void wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline,
+                  const Condition& condition);
   void complete_future(c10::ivalue::Future& future) noexcept;
   void complete_result_future(c10::ivalue::Future& future) const noexcept;
   void notify_and_finish() noexcept;

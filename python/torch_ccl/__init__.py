@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "DistEnv",
+    "InvalidArgument",
     "ProcessGroupCCL",
     "__version__",
     "cwd",
@@ -54,10 +55,10 @@ def _device_types() -> list[str]:
 
 def _create_backend(group: Any, options: Any) -> "ProcessGroupCCL":
     """Create the backend of one group; torch.distributed calls this."""
-    from torch_ccl import _C, accelerators
+    from torch_ccl import _C, accelerators, torch_versions
 
     accelerators.check_device_types(_device_types())
-    backend = _C.create(group, options)
+    backend = _C.create(group, options, torch_versions.name_of_new_group() or group.group_id)
     accelerators.attach_xccl(backend, group)
     return backend
 
@@ -113,7 +114,7 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
 
     extension.load()
     from torch_ccl import _C
-    from torch_ccl._C import ProcessGroupCCL, operation_count
+    from torch_ccl._C import InvalidArgument, ProcessGroupCCL, operation_count
     from torch_ccl.backend_override import replace, replaced, restore
     from torch_ccl.blocking_methods import make_methods_blocking
     from torch_ccl.environment import get_dist_env, init, settings

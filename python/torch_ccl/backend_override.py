@@ -87,9 +87,10 @@ def _create(
     backend: str, store: dist.Store, rank: int, size: int, timeout: timedelta
 ) -> "ProcessGroupCCL":
     from torch_ccl import ProcessGroupCCL
+    from torch_ccl.torch_versions import name_of_new_group
 
-    # torch sets the group's name later, so error messages call the group by its backend's name.
-    return ProcessGroupCCL(store, rank, size, timeout, name=backend, backend=backend)
+    name = name_of_new_group() or backend
+    return ProcessGroupCCL(store, rank, size, timeout, name=name, backend=backend)
 
 
 def _is_substitute_for(backend: str, group: Any) -> bool:

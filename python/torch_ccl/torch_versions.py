@@ -4,6 +4,8 @@ binding/torch_version.h has the same for the extension. Features are looked for,
 """
 
 import functools
+import sys
+from types import FrameType
 from typing import Any
 
 from torch.distributed import distributed_c10d
@@ -28,6 +30,23 @@ def set_default_backends() -> None:
         return group, store
 
     distributed_c10d._new_process_group_helper = create_with_default
+
+
+def name_of_new_group() -> str | None:
+    """What error messages call the group that torch is creating; None outside of torch.distributed.
+
+    A program names its groups by `group_desc`, but torch gives that to a backend only after it has
+    been created, and at no defined time before its first use. So this looks into torch's function.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    if frame is None:
+        return None
+    description = frame.f_locals.get("group_desc")
+    if description in (None, "undefined"):  # the group has none
+        return frame.f_locals.get("group_name")
+    return "world" if description == "default_pg" else description
 
 
 def _set_default(group: Any) -> None:

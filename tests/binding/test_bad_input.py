@@ -121,6 +121,34 @@ OTHER_DTYPE = {
     "no such dtype": (lambda to, n: to.allreduce([F4.to(torch.float8_e8m0fnu)]), "tensor"),
 }
 
+
+def freed(count: int) -> torch.Tensor:
+    """A tensor whose storage was given back, as FSDP does with gathered parameters."""
+    tensor = torch.ones(count)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def too_long() -> torch.Tensor:
+    """The last of its four elements is beyond the storage."""
+    tensor = torch.ones(10).as_strided((4,), (3,))
+    tensor.untyped_storage().resize_(9 * 4)
+    return tensor
+
+
+WRONG_STORAGE = {
+    "all_reduce": (lambda to, n: to.allreduce([freed(4)]), "tensor"),
+    "all_reduce, strided": (lambda to, n: to.allreduce([too_long()]), "tensor"),
+    "broadcast": (lambda to, n: to.broadcast([freed(4)], root("Broadcast", 0)), "tensor"),
+    "all_gather, input": (lambda to, n: to.allgather([[F4] * n], [freed(4)]), "input"),
+    "all_gather, output": (
+        lambda to, n: to.allgather([[torch.ones(4)] * (n - 1) + [freed(4)]], [F4]),
+        "output_list",
+    ),
+    "_allgather_base": (lambda to, n: to._allgather_base(freed(4 * n), F4), "output"),
+    "send": (lambda to, n: to.send([freed(4)], 0, 0), "tensor"),
+    "recv": (lambda to, n: to.recv([freed(4)], 0, 0), "tensor"),
+}
 NOT_DENSE = {
     "broadcast": (lambda to, n: to.broadcast([SPARSE], root("Broadcast", 0)), "tensor"),
     "reduce": (lambda to, n: to.reduce([SPARSE], root("Reduce", 0)), "tensor"),
@@ -212,12 +240,40 @@ def check_table(rank: int, size: int, name: str) -> None:
         assert all("is not a rank of this group" in message for message in messages), messages
 
 
-TABLES = {"root": WRONG_ROOT, "size": WRONG_SIZE, "dtype": OTHER_DTYPE, "dense": NOT_DENSE}
+TABLES = {
+    "root": WRONG_ROOT,
+    "size": WRONG_SIZE,
+    "dtype": OTHER_DTYPE,
+    "dense": NOT_DENSE,
+    "storage": WRONG_STORAGE,
+}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_refused(name):
     run_ranks(3, check_table, name)
+
+
+def check_types_and_words(rank: int, size: int) -> None:
+    """Programs written for torch's own and for Intel's backend look for these."""
+    import torch_ccl
+
+    calls = {
+        "output tensor size must be equal to world_size times input tensor size": lambda: (
+            dist.all_gather_into_tensor(torch.ones(4 * size + 1), F4)
+        ),
+        "Tensors are not equal in data type": lambda: dist.group.WORLD._allgather_base(
+            torch.ones(4 * size, dtype=torch.float64), F4
+        ),
+    }
+    for words, call in calls.items():
+        for error in (RuntimeError, ValueError, torch_ccl.InvalidArgument):
+            with pytest.raises(error, match=words):
+                call()
+
+
+def test_types_and_words():
+    run_ranks(2, check_types_and_words)
 
 
 def check_undefined(rank: int, size: int) -> None:
@@ -234,6 +290,30 @@ def check_undefined(rank: int, size: int) -> None:
 
 def test_undefined_reductions():
     run_ranks(2, check_undefined)
+
+
+def check_repeated_output(rank: int, size: int) -> None:
+    """A tensor that is in an output list twice has the later entry's data, on every rank."""
+    x = torch.full((1000,), float(rank))
+    output = torch.full((1000,), -1.0)
+    dist.all_gather([output] * size, x)
+    assert output.eq(size - 1).all()
+    base = torch.full((1500,), -1.0)
+    work = dist.all_gather([base[:1000], base[500:], output][:size], x, async_op=True)
+    work.wait()
+    assert base[:500].eq(0).all() and base[500:].eq(1).all() and output.eq(2).all()
+    blocks = [torch.full((1000,), float(rank))] * size
+    dist.all_to_all([output] * size, blocks)
+    assert output.eq(size - 1).all()
+    if rank == 0:
+        dist.gather(x, [output] * size, dst=0)
+        assert output.eq(size - 1).all()
+    else:
+        dist.gather(x, dst=0)
+
+
+def test_repeated_output():
+    run_ranks(3, check_repeated_output)
 
 
 def check_functions(rank: int, size: int) -> None:

@@ -250,8 +250,10 @@ import torch.distributed as dist
 
 dist.init_process_group("ccl", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1))
-mapped = {line.split()[-1] for line in open("/proc/self/maps") if "ccl" in line and ".so" in line}
-print(*sorted(mapped), sep="\\n")
+from pathlib import Path
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+ours = {path for path in mapped if "ccl" in Path(path).name or "torch_ccl" in path}
+print(*sorted(ours), sep="\\n")
 """
 
 

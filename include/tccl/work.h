@@ -26,7 +26,8 @@ class TCCL_API Work {
   [[nodiscard]] virtual bool done() const noexcept = 0;
   /// Waits for completion and throws the operation's error, if any.
   virtual void wait() = 0;
-  /// As wait(), but throws Error{timeout} after `timeout`; the operation continues.
+  /// As wait(), but throws Error{timeout} after `timeout`. The operation continues, except that a
+  /// receive that no message has matched is cancelled: the message goes to the next receive.
   virtual void wait(Milliseconds timeout) = 0;
   /// The error of a completed operation, or null.
   [[nodiscard]] virtual std::exception_ptr error() const noexcept = 0;

@@ -18,13 +18,15 @@ namespace {
 /// milliseconds (its progress thread does), so a longer wait means that it has died or is stopped.
 constexpr Milliseconds kCommunicatorFlushTimeout{10'000};
 
-/// What ends a wait for an operation that runs on is an Error of the operation's own or the
-/// exception of an interrupt.
+/// What ends a wait for an operation that runs on is an Error of the operation's own, a lack of
+/// memory, or the exception of an interrupt.
 std::string why_wait_ended(const std::exception_ptr& problem) {
   try {
     std::rethrow_exception(problem);
   } catch (const Error& error) {
     return formatted("failed: {}", error.what());
+  } catch (const std::bad_alloc&) {
+    return "failed: out of memory";
   } catch (...) {
     return "was interrupted";
   }
@@ -100,8 +102,10 @@ void CommunicatorImpl::describe_once() {
 }
 
 void CommunicatorImpl::throw_if_failed() const {
-  if (group_.failed())
-    if (const std::exception_ptr problem = error()) std::rethrow_exception(problem);
+  if (!group_.failed()) return;
+  const std::lock_guard lock(mutex_);
+  if (!has_departed_) throw group_.earlier_failure();
+  if (final_error_) std::rethrow_exception(final_error_);
 }
 
 Milliseconds CommunicatorImpl::effective(Milliseconds timeout) const {
@@ -212,7 +216,7 @@ void CommunicatorImpl::close() noexcept {
   queue_->close();
   p2p_->close(kCommunicatorFlushTimeout);
   executor_->close(deadline_after(kCommunicatorFlushTimeout));
-  const Notice departure = membership_.depart();
+  const Notice departure = membership_.depart(executor_->last_sequence());
   if (membership_.over_several_hosts()) context_->record_departure(departure);
   const std::lock_guard lock(mutex_);
   if (group_.failed()) final_error_ = std::make_exception_ptr(group_.failure());

@@ -214,7 +214,10 @@ void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
 
 void ContextImpl::on_heartbeat() noexcept {
   run_deferred_frees();
-  for (const auto& membership : inbox_->groups()) membership->propagate_failure();
+  for (const auto& membership : inbox_->groups()) {
+    membership->note_lost_ranks();
+    membership->propagate_failure();
+  }
 }
 
 void ContextImpl::on_group_built(const Membership& membership, int ranks_on_same_cpus) {

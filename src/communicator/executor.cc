@@ -36,8 +36,32 @@ void Executor::make_channel(const GroupParts& parts) {
   channel_ = std::make_unique<ofi::OfiChannel>(
       network, membership_,
       ofi::OfiChannel::Options{parts.addresses, parts.group_tag, &log_, algorithm_name,
-                               marking_interrupts(context_.check_interrupt(), interrupted_)});
-  board_.set_progress_network([&network] { network.progress(); });
+                               marking_interrupts(context_.check_interrupt(), interrupted_),
+                               [this] { return find_lost_rank(); }});
+  board_.set_other_hosts({.progress_network = [&network] { network.progress(); },
+                          .find_lost_rank = [this] { return find_lost_rank(); }});
+}
+
+/// The rank that ends the current operation, over all hosts. The last messages of a rank that has
+/// gone may still arrive and complete the operation, so it has a little time.
+std::optional<Error> Executor::find_lost_rank() {
+  if (!needs_every_rank(log_.at(sequence_).op)) return std::nullopt;
+  std::optional<Error> lost = board_.find_lost_rank();
+  if (!lost) lost = membership_.find_lost_rank(sequence_, board_.operation());
+  if (!lost) return std::nullopt;
+  if (!lost_since_) lost_since_ = Clock::now();
+  return Clock::now() - *lost_since_ >= ofi::kDepartureGrace ? lost : std::nullopt;
+}
+
+/// Control connections report deaths. The operation opens them, too, but perhaps only after it has
+/// waited for the ranks of this host.
+void Executor::subscribe_to_rail() {
+  if (std::exchange(subscribed_to_rail_, true)) return;
+  const HostMap& hosts = membership_.host_map();
+  const int own_host = hosts.host_of(membership_.rank());
+  for (int host = 0; host < hosts.hosts(); ++host)
+    if (host != own_host)
+      membership_.subscribe(hosts.rail_peer(host, hosts.local_rank(membership_.rank())));
 }
 
 void Executor::number_and_record(OpRecord& record) {
@@ -109,6 +133,8 @@ void Executor::fail_by_current_exception() {
 void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record,
                               const CollectiveTask& task, std::optional<Deadline> deadline,
                               Milliseconds timeout) {
+  lost_since_.reset();
+  if (needs_every_rank(record.op)) subscribe_to_rail();
   channel_->begin(record, deadline, timeout);
   algorithm.run_over_hosts(board_, *channel_, task);
   channel_->end();

@@ -32,6 +32,9 @@ class Executor {
   /// If the body throws anything, also an invalid argument of one operation, the group fails.
   void run(const OperationList& list, Milliseconds timeout);
 
+  /// Of the last operation that was begun; call when none runs.
+  [[nodiscard]] std::uint32_t last_sequence() const noexcept { return sequence_; }
+
   /// Waits until messages to other hosts have been sent, at most until `deadline`.
   void close(Deadline deadline) noexcept;
 
@@ -44,6 +47,8 @@ class Executor {
   /// Assigns the sequence number and the digest, and appends the record to the log.
   void number_and_record(OpRecord& record);
   void make_channel(const GroupParts& parts);
+  [[nodiscard]] std::optional<Error> find_lost_rank();
+  void subscribe_to_rail();
   void log_operation(const OpRecord& record, Clock::duration duration) const;
   void fail_by_current_exception();
 
@@ -56,6 +61,8 @@ class Executor {
   bool interrupted_ = false;  // an interrupt ends the current operation
   shm::ShmBoard board_;
   std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts
+  bool subscribed_to_rail_ = false;
+  std::optional<Clock::time_point> lost_since_;  // a lost rank was found in the current operation
 };
 
 }  // namespace tccl

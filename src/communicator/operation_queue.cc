@@ -115,27 +115,54 @@ namespace {
 std::uint32_t operations_in(const Operation& /*operation*/) { return 1; }
 std::uint32_t operations_in(const OperationList& list) { return list.operations; }
 
-/// The queue whose operation this thread is running.
-thread_local const OperationQueue* running_queue = nullptr;
-
+/// Exists while this thread runs an operation of `queue`. Marks nest: an interrupt may run
+/// operations of other queues.
 class RunningMark {
  public:
-  explicit RunningMark(const OperationQueue* queue) : outer_(std::exchange(running_queue, queue)) {}
-  ~RunningMark() { running_queue = outer_; }
+  explicit RunningMark(const OperationQueue* queue)
+      : queue_(queue), outer_(std::exchange(innermost_mark, this)) {}
+  ~RunningMark() { innermost_mark = outer_; }
   RunningMark(const RunningMark&) = delete;
   RunningMark& operator=(const RunningMark&) = delete;
 
+  static bool is_set_for(const OperationQueue* queue) {
+    const RunningMark* mark = innermost_mark;
+    while (mark && mark->queue_ != queue) mark = mark->outer_;
+    return mark != nullptr;
+  }
+
  private:
-  const OperationQueue* outer_;
+  static thread_local const RunningMark* innermost_mark;
+  const OperationQueue* queue_;
+  const RunningMark* outer_;
 };
+
+thread_local const RunningMark* RunningMark::innermost_mark = nullptr;
+
+std::string_view name_of(const Operation& operation) { return name_of(operation.op); }
+std::string_view name_of(const OperationList& list) { return list.name; }
 
 }  // namespace
 
-bool OperationQueue::is_run_by_this_thread() const noexcept { return running_queue == this; }
+bool OperationQueue::is_run_by_this_thread() const noexcept {
+  return RunningMark::is_set_for(this);
+}
+
+void OperationQueue::require_other_thread(std::string_view call) const {
+  if (!is_run_by_this_thread()) return;
+  throw Error(Errc::aborted,
+              formatted("{} of group {} was called in a signal handler, which interrupts an "
+                        "operation of the same group on the same thread: it could start only after "
+                        "the handler has returned",
+                        call, group_));
+}
 
 template <class Entry>
 bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
-  if (!try_take_fast_path() && !try_take_if_empty()) return false;
+  if (!try_take_fast_path()) {
+    require_other_thread(name_of(entry));
+    if (!try_take_if_empty()) return false;
+  }
   issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
   struct Release {
     OperationQueue& queue;
@@ -331,6 +358,7 @@ void OperationQueue::run_on_pool() {
 
 /// Runs entries until the work is done, then sleeps. Called by a thread in wait().
 void OperationQueue::run_queue_until_done(CollectiveWork& work, Deadline deadline) {
+  require_other_thread("wait()");
   // try_take_next() compares deadlines: a thread cannot stop an operation before it has ended.
   while (!work.done()) {
     if (const WorkPtr next = try_take_next(deadline)) {

@@ -51,6 +51,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -121,6 +122,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   class Lock;
   class CallbackScope;
   friend class CollectiveWork;
+
+  /// Throws if the calling thread runs an operation of this queue: another one could never start.
+  void require_other_thread(std::string_view call) const;
 
   // --- without the mutex ---
   bool try_take_fast_path();

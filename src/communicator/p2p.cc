@@ -42,12 +42,12 @@ std::shared_ptr<P2pWork> P2p::start(const Operation& operation, Communicator::Ca
   return work;
 }
 
-bool P2p::cancel(const P2pWork& work) {
+bool P2p::cancel(P2pWork& work, const Error& reason) {
   std::vector<P2pWorkPtr> finished;
   bool cancelled = false;
   {
     const std::lock_guard lock(mutex_);
-    cancelled = protocol_.cancel(work);
+    cancelled = protocol_.cancel(work, reason);
     finished = take_finished_locked();
   }
   complete(finished);
@@ -90,6 +90,7 @@ void P2p::check_failures_locked() {
   if (membership_->failed())
     return protocol_.fail_all(std::make_exception_ptr(membership_->failure()));
   const auto now = Clock::now();
+  failures_.update_heartbeats(now);
   const auto& outstanding = protocol_.outstanding();
   for (const P2pWorkPtr& work : std::vector<P2pWorkPtr>(outstanding.begin(), outstanding.end())) {
     const std::exception_ptr error = failures_.check(*work, now);
@@ -195,13 +196,12 @@ void P2p::sleep_for(const P2pWork& work, FunctionRef<bool()> something_moves,
 void P2p::complete(const std::vector<P2pWorkPtr>& finished) {
   if (finished.empty()) return;
   for (const P2pWorkPtr& work : finished) {
-    if (!work->pending_error) continue;
+    if (!work->pending_error || work->is_cancelled) continue;
     try {
       std::rethrow_exception(work->pending_error);
     } catch (const Error& error) {
-      // Any failure but a local cancellation fails the group, so that the peer learns of it too.
-      if (error.code() != Errc::aborted)
-        work->pending_error = std::make_exception_ptr(membership_->fail(error));
+      // It fails the group, so that the peer learns of it too.
+      work->pending_error = std::make_exception_ptr(membership_->fail(error));
     }
   }
   for (const P2pWorkPtr& work : finished)

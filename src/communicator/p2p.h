@@ -40,7 +40,9 @@ class P2p : public std::enable_shared_from_this<P2p> {
       BackoffPolicy backoff);
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
-  bool cancel(const P2pWork& work);
+  /// Cancels a work that has not begun to move data; it ends with the error `reason`, and the group
+  /// stays usable. False if it is too late.
+  bool cancel(P2pWork& work, const Error& reason);
   /// Moves data until the work is done, at most until `deadline`. Called by Work::wait().
   void wait_for(P2pWork& work, Deadline deadline);
   [[nodiscard]] const std::string& group_name() const noexcept { return membership_->name(); }

@@ -5,12 +5,20 @@
 
 namespace tccl {
 
-std::exception_ptr P2pFailureDetector::check(P2pWork& work, Clock::time_point now) const {
+void P2pFailureDetector::update_heartbeats(Clock::time_point now) {
+  for (int rank = 0; rank < membership_.size(); ++rank)
+    heartbeats_[static_cast<std::size_t>(rank)].update(membership_.liveness_counter(rank), now);
+}
+
+bool P2pFailureDetector::is_stalled(int rank, Clock::time_point now) const {
+  return heartbeats_[static_cast<std::size_t>(rank)].is_stalled(now,
+                                                                membership_.stalled_after(rank));
+}
+
+std::exception_ptr P2pFailureDetector::check(const P2pWork& work, Clock::time_point now) const {
   if (const int lost = lost_peer(work); lost >= 0)
     return std::make_exception_ptr(
         membership_.peer_lost_error(lost, work.describe(membership_.name())));
-  if (work.operation.peer() != kAnySource)
-    work.heartbeat.update(membership_.liveness_counter(work.operation.peer()), now);
   return now >= work.deadline ? timeout_error(work, now) : nullptr;
 }
 
@@ -46,16 +54,21 @@ std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
                                                      Clock::time_point now) const {
   const double limit = std::chrono::duration<double>(work.options().timeout).count();
   std::string text =
-      formatted("{}: timeout after {:.1f} s", work.describe(membership_.name()), limit);
+      formatted("{} timed out after {:.1f} s", work.describe(membership_.name()), limit);
   std::vector<int> ranks;
-  if (const int peer = work.operation.peer(); peer != kAnySource) {
+  const int peer = work.operation.peer();
+  if (peer != kAnySource && !is_stalled(peer, now)) {
     ranks.push_back(peer);
-    const bool stalled = work.heartbeat.is_stalled(now, membership_.stalled_after(peer));
     text += formatted("; {} {}", membership_.who(peer),
-                      stalled ? "is stalled: it has no heartbeat"
-                      : work.source() >= 0 || work.moved_bytes != 0
+                      work.source() >= 0 || work.moved_bytes != 0
                           ? "is alive, but the message was not complete"
                           : "is alive but has not posted the matching operation");
+  }
+  // In a ring of messages the peer itself may wait for a stalled rank.
+  for (int rank = 0; rank < membership_.size(); ++rank) {
+    if (rank == membership_.rank() || !is_stalled(rank, now)) continue;
+    ranks.push_back(rank);
+    text += formatted("; {} is stalled: it has no heartbeat", membership_.who(rank));
   }
   return std::make_exception_ptr(Error(Errc::timeout, text, std::move(ranks)));
 }

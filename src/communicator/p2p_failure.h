@@ -3,8 +3,10 @@
 #pragma once
 
 #include <exception>
+#include <vector>
 
 #include "communicator/p2p_protocol.h"
+#include "health/heartbeat_watcher.h"
 #include "transport/membership.h"
 
 namespace tccl {
@@ -12,11 +14,14 @@ namespace tccl {
 class P2pFailureDetector {
  public:
   P2pFailureDetector(const Membership& membership, const P2pProtocol& protocol)
-      : membership_(membership), protocol_(protocol) {}
+      : membership_(membership),
+        protocol_(protocol),
+        heartbeats_(static_cast<std::size_t>(membership.size())) {}
 
-  /// The error of an operation whose peer is lost or whose deadline has passed, else null. Call
-  /// regularly while it is outstanding: it also tracks the peer's heartbeat.
-  [[nodiscard]] std::exception_ptr check(P2pWork& work, Clock::time_point now) const;
+  /// Call regularly while operations are outstanding, before check().
+  void update_heartbeats(Clock::time_point now);
+  /// The error of an operation whose peer is lost or whose deadline has passed, else null.
+  [[nodiscard]] std::exception_ptr check(const P2pWork& work, Clock::time_point now) const;
 
  private:
   /// The rank without which the work cannot complete, if it has died or departed; else -1.
@@ -24,9 +29,12 @@ class P2pFailureDetector {
   [[nodiscard]] int lost_source() const;
   [[nodiscard]] PeerState state_of(int rank) const;
   [[nodiscard]] std::exception_ptr timeout_error(const P2pWork& work, Clock::time_point now) const;
+  [[nodiscard]] bool is_stalled(int rank, Clock::time_point now) const;
 
   const Membership& membership_;
   const P2pProtocol& protocol_;
+  /// By rank: also those of ranks that no operation waits for, because a peer may wait for them.
+  std::vector<HeartbeatWatcher> heartbeats_;
 };
 
 }  // namespace tccl

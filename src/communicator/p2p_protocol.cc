@@ -17,10 +17,6 @@ constexpr auto kFullLinkWakeInterval = std::chrono::milliseconds(5);
 /// The memory that an unmatched message of this size takes at the receiver.
 constexpr std::uint64_t memory_cost(std::uint64_t bytes) { return bytes + 128; }
 
-std::exception_ptr aborted(const std::string& text) {
-  return std::make_exception_ptr(Error(Errc::aborted, text));
-}
-
 }  // namespace
 
 P2pProtocol::P2pProtocol(shm::LocalGroup& group, Membership& membership, ofi::OfiP2p* ofi_p2p,
@@ -233,7 +229,7 @@ void P2pProtocol::finish(const P2pWorkPtr& work, std::exception_ptr error) {
   finished_.push_back(work);
 }
 
-bool P2pProtocol::cancel(const P2pWork& work) {
+bool P2pProtocol::cancel(P2pWork& work, const Error& reason) {
   P2pWorkPtr cancelled;
   if (work.operation.op == Op::recv) {
     cancelled = match_queue_.remove(work);
@@ -246,12 +242,16 @@ bool P2pProtocol::cancel(const P2pWork& work) {
     }
   }
   if (!cancelled) return false;
-  finish(cancelled, aborted(formatted("{} was cancelled", work.describe(membership_.name()))));
+  work.is_cancelled = true;
+  finish(cancelled, std::make_exception_ptr(reason));
   return true;
 }
 
 void P2pProtocol::cancel_receives(const std::exception_ptr& error) {
-  for (const P2pWorkPtr& work : match_queue_.take_all_receives()) finish(work, error);
+  for (const P2pWorkPtr& work : match_queue_.take_all_receives()) {
+    work->is_cancelled = true;
+    finish(work, error);
+  }
 }
 
 void P2pProtocol::fail_all(const std::exception_ptr& error) {

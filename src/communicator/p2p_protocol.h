@@ -37,7 +37,7 @@ class P2pProtocol {
   bool advance();
   /// Cancels a receive that is not matched, or a send of which no cell was posted. False if it is
   /// too late.
-  bool cancel(const P2pWork& work);
+  bool cancel(P2pWork& work, const Error& reason);
   void cancel_receives(const std::exception_ptr& error);
   void fail_all(const std::exception_ptr& error);
 

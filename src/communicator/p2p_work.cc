@@ -15,7 +15,14 @@ P2pWork::P2pWork(std::shared_ptr<P2p> engine, const Operation& op,
 
 void P2pWork::progress_until_done(Deadline latest) { engine_->wait_for(*this, latest); }
 
-bool P2pWork::cancel() noexcept { return !is_in_forked_child() && engine_->cancel(*this); }
+bool P2pWork::cancel() noexcept {
+  if (is_in_forked_child()) return false;
+  return engine_->cancel(*this, Error(Errc::aborted, description() + " was cancelled"));
+}
+
+void P2pWork::on_wait_timeout(const Error& error) noexcept {
+  if (operation.op == Op::recv) engine_->cancel(*this, error);
+}
 
 std::string P2pWork::description() const { return describe(engine_->group_name()); }
 

@@ -8,7 +8,6 @@
 
 #include "base/clock.h"
 #include "communicator/work_state.h"
-#include "health/heartbeat_watcher.h"
 #include "tccl/operation.h"
 
 namespace tccl {
@@ -31,12 +30,13 @@ class P2pWork final : public WorkState {
   std::uint64_t message_id = 0;      // of a send by rts
   std::uint64_t moved_bytes = 0;     // of a message by rts
   std::exception_ptr pending_error;  // once finished: becomes the error of the work
-  HeartbeatWatcher heartbeat;        // of the peer
+  bool is_cancelled = false;         // its error does not fail the group
 
  private:
   void progress_until_done(Deadline latest) override;
   [[nodiscard]] std::string description() const override;
   bool cancel() noexcept override;
+  void on_wait_timeout(const Error& error) noexcept override;
 
   std::shared_ptr<P2p> engine_;
 };

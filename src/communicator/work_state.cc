@@ -70,9 +70,17 @@ void WorkState::wait_by(Deadline deadline) {
   if (!done() && is_in_forked_child())
     throw Error(Errc::aborted, "this process was forked from a rank and cannot use its groups");
   if (!done()) progress_until_done(deadline);
-  if (!done())
-    throw Error(Errc::timeout, formatted("wait() timed out before {} completed", description()));
-  if (error_) std::rethrow_exception(error_);
+  if (done() && error_) std::rethrow_exception(error_);
+}
+
+void WorkState::wait(Milliseconds timeout) {
+  wait_by(deadline_after(timeout));
+  if (done()) return;
+  const Error error(Errc::timeout,
+                    formatted("wait() timed out after {:.1f} s: {} has not completed",
+                              std::chrono::duration<double>(timeout).count(), description()));
+  on_wait_timeout(error);
+  throw error;
 }
 
 }  // namespace tccl

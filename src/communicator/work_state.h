@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "tccl/communicator.h"
+#include "tccl/error.h"
 
 namespace tccl {
 
@@ -34,7 +35,7 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   void on_done_in_order(std::function<void()> callback) override { on_done(std::move(callback)); }
   bool cancel() noexcept override { return false; }
   void wait() override { wait_by(Deadline::max()); }
-  void wait(Milliseconds timeout) override { wait_by(deadline_after(timeout)); }
+  void wait(Milliseconds timeout) override;
 
   /// Called once, with no lock held: wakes waiters and runs callbacks, through `run_elsewhere` if
   /// the calling thread must not run user code.
@@ -44,6 +45,8 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
  protected:
   /// Returns when the work is done or the deadline has passed; may run the work on this thread.
   virtual void progress_until_done(Deadline deadline) = 0;
+  /// A wait() ends with this error although the work is not done.
+  virtual void on_wait_timeout(const Error& /*error*/) noexcept {}
   /// "allreduce of group tp", for error messages.
   [[nodiscard]] virtual std::string description() const = 0;
   /// Sleeps until another thread completes the work, at most until `deadline`; polls for

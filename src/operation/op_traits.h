@@ -23,6 +23,16 @@ constexpr bool has_per_rank_counts(Op op) {
 constexpr bool has_shared_counts(Op op) {
   return op == Op::allgatherv || op == Op::reduce_scatterv;
 }
+/// Every rank needs data or the arrival of every other rank: none completes if one does not join.
+constexpr bool needs_every_rank(Op op) {
+  return op == Op::barrier || op == Op::allreduce || op == Op::allgather || op == Op::allgatherv ||
+         op == Op::reduce_scatter || op == Op::reduce_scatterv || op == Op::alltoall ||
+         op == Op::alltoallv;
+}
+/// The other ranks need data of the root alone.
+constexpr bool only_root_sends(Op op) {
+  return op == Op::broadcast || op == Op::scatter || op == Op::scatterv;
+}
 constexpr bool is_point_to_point(Op op) { return op == Op::send || op == Op::recv; }
 
 }  // namespace tccl

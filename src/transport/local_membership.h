@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tccl/error.h"
 
@@ -15,6 +16,25 @@ namespace tccl {
 /// What a rank that waits for a peer sees of it. A rank that departed has left the group cleanly;
 /// one that died has not.
 enum class PeerState : std::uint8_t { alive, died, departed };
+
+/// The texts of errors about lost ranks, the same on one host and over hosts. "connection closed by
+/// peer" is what torch's own backends say; programs look for it.
+inline std::string died_during(const std::string& rank, const std::string& operation) {
+  return rank + " died during " + operation + " (connection closed by peer)";
+}
+inline std::string left_before(const std::string& rank, const std::string& group,
+                               const std::string& operation) {
+  return rank + " left group " + group + ", but " + operation +
+         " needs it (connection closed by peer)";
+}
+
+/// A rank of another host that has gone.
+struct LostRank {
+  enum class Kind : std::uint8_t { none, departed, unreachable, died };
+  Kind kind = Kind::none;
+  int rank = -1;
+  std::uint32_t last_sequence = 0;  // of its last collective, if it has departed
+};
 
 class LocalMembership {
  public:
@@ -35,12 +55,21 @@ class LocalMembership {
   [[nodiscard]] virtual Error peer_lost_error(int local_rank,
                                               const std::string& operation) const = 0;
 
+  /// Not every rank of this host has a connection to a rank of another host, so a rank that learns
+  /// that one has gone notes it for the others. The last note of each rank of this host is kept.
+  virtual void note_lost(const LostRank& lost) noexcept = 0;
+  [[nodiscard]] virtual std::vector<LostRank> lost_ranks() const = 0;
+
   [[nodiscard]] virtual bool failed() const noexcept = 0;
-  /// Why the group failed; call only after failed().
+  /// Why the group failed; call only after failed(), as the next two.
   [[nodiscard]] virtual Error failure() const = 0;
+  /// The rank, of any host, that found out.
+  [[nodiscard]] virtual int failure_reporter() const = 0;
+  /// For a call that begins after the failure: the reason, with when and in whose call it was found.
+  [[nodiscard]] virtual Error earlier_failure() const = 0;
   /// Marks the group as failed for all members of this host. The first reason stays and is
   /// returned.
-  virtual Error fail(const Error& reason) noexcept = 0;
+  virtual Error fail(const Error& reason, int reporter) noexcept = 0;
 };
 
 }  // namespace tccl

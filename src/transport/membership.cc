@@ -10,30 +10,41 @@
 namespace tccl {
 namespace {
 
-std::string encoded(const Error& error) {
-  std::string text = formatted("{} {}", static_cast<int>(error.code()), error.ranks().size());
+/// The text of a `failed` notice.
+std::string encoded(const Error& error, int reporter) {
+  std::string text =
+      formatted("{} {} {}", reporter, static_cast<int>(error.code()), error.ranks().size());
   for (const int rank : error.ranks()) text += formatted(" {}", rank);
   return text + "\n" + error.what();
 }
 
+struct Failure {
+  int reporter = -1;
+  Error error;
+};
+
 /// The inverse of encoded(). Text from another host may be malformed.
-Error decoded(const std::string& text) {
+Failure decoded(const std::string& text) {
   std::istringstream head(text.substr(0, text.find('\n')));
+  int reporter = -1;
   int code = static_cast<int>(Errc::internal);
   std::size_t count = 0;
-  head >> code >> count;
+  head >> reporter >> code >> count;
   std::vector<int> ranks;
   for (int rank = 0; ranks.size() < count && head >> rank;) ranks.push_back(rank);
   const std::size_t end = text.find('\n');
-  return {static_cast<Errc>(std::clamp(code, 0, static_cast<int>(Errc::internal))),
-          end == std::string::npos ? "a rank of another host has failed" : text.substr(end + 1),
-          std::move(ranks)};
+  return {reporter,
+          {static_cast<Errc>(std::clamp(code, 0, static_cast<int>(Errc::internal))),
+           end == std::string::npos ? "a rank of another host has failed" : text.substr(end + 1),
+           std::move(ranks)}};
 }
 
-/// Messages sent to one rank: the text of a `departed` notice.
-struct SentCounts {
+/// The text of a `departed` notice: messages sent to the receiver of the notice, and the sequence
+/// number of the last collective.
+struct Departure {
   std::uint64_t collective;
   std::uint64_t point_to_point;
+  std::uint32_t last_sequence;
 };
 
 }  // namespace
@@ -83,30 +94,89 @@ std::string Membership::unreachable_hosts() const {
   for (const auto& other : remotes_)
     if (other->process && other->process->state() == RemoteProcess::State::unreachable)
       hosts.insert(other->process->identity().host);
-  std::string text = hosts.size() == 1 ? "" : "s";  // of "host"
-  for (const std::string& host : hosts) text += (host == *hosts.begin() ? " " : ", ") + host;
+  std::string text;
+  for (const std::string& host : hosts)
+    text += (text.empty() ? (hosts.size() == 1 ? "host " : "hosts ") : ", ") + host;
   return text;
 }
 
 Error Membership::peer_lost_error(int rank, const std::string& operation) const {
   if (is_local(rank)) return local_->peer_lost_error(local_rank(rank), operation);
-  switch (process(rank)->state()) {
-    case RemoteProcess::State::unreachable:
-      return {Errc::peer_lost,
-              formatted("{} cannot be reached during {}: {} has no answer from host{}", who(rank),
-                        operation, who(rank_), unreachable_hosts()),
-              {rank}};
-    case RemoteProcess::State::died:
-      return {Errc::peer_lost, formatted("{} died during {}", who(rank), operation), {rank}};
+  LostRank lost = lost_rank(rank);
+  lost.rank = rank;  // also if its process has departed without a notice of this group
+  return lost_error(lost, operation);
+}
+
+Error Membership::lost_error(const LostRank& lost, const std::string& operation) const {
+  const std::string name_of_lost = who(lost.rank);
+  switch (lost.kind) {
+    case LostRank::Kind::unreachable: {
+      const std::string hosts = unreachable_hosts();  // none if another rank has noted it
+      std::string text = formatted("{} cannot be reached during {}", name_of_lost, operation);
+      if (!hosts.empty())
+        text += formatted(": {} has no answer from {}", who(rank_), hosts);
+      return {Errc::peer_lost, text, {lost.rank}};
+    }
+    case LostRank::Kind::died:
+      return {
+          Errc::peer_lost, died_during(name_of_lost, operation), {lost.rank}};
     default:
       return {Errc::peer_lost,
-              formatted("{} left group {}, but {} needs it", who(rank), name(), operation),
-              {rank}};
+              left_before(name_of_lost, name(), operation),
+              {lost.rank}};
   }
 }
 
+LostRank Membership::lost_rank(int rank) const noexcept {
+  const RemoteState& other = remote(rank);
+  switch (other.process->state()) {
+    case RemoteProcess::State::unreachable:
+      return {LostRank::Kind::unreachable, rank};
+    case RemoteProcess::State::died:
+      return {LostRank::Kind::died, rank};
+    default:
+      break;
+  }
+  // Without a departure notice the last sequence is not known. Acquire: pairs with
+  // handle_departed().
+  if (!other.departed.load(std::memory_order_acquire)) return {};
+  return {LostRank::Kind::departed, rank, other.last_sequence.load(std::memory_order_relaxed)};
+}
+
+std::optional<Error> Membership::find_lost_rank(std::uint32_t sequence,
+                                                const std::string& operation) const {
+  const auto is_needed = [&](const LostRank& lost) {
+    if (lost.kind != LostRank::Kind::departed) return lost.kind != LostRank::Kind::none;
+    return static_cast<std::int32_t>(sequence - lost.last_sequence) > 0;  // numbers wrap
+  };
+  for (int rank = 0; rank < size(); ++rank) {
+    if (is_local(rank)) continue;
+    const LostRank lost = lost_rank(rank);
+    if (is_needed(lost)) return lost_error(lost, operation);
+  }
+  for (const LostRank& lost : local_->lost_ranks())
+    if (is_needed(lost)) return lost_error(lost, operation);
+  return std::nullopt;
+}
+
+/// One note per rank: a rank that died is more important than one that departed, and of those the
+/// one that left first.
+void Membership::note_lost_ranks() noexcept {
+  LostRank first;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (is_local(rank)) continue;
+    const LostRank lost = lost_rank(rank);
+    const bool left_earlier = static_cast<std::int32_t>(lost.last_sequence - first.last_sequence) < 0;
+    if (lost.kind > first.kind || (lost.kind == LostRank::Kind::departed &&
+                                   lost.kind == first.kind && left_earlier))
+      first = lost;
+  }
+  const std::lock_guard lock(mutex_);
+  if (first.kind != LostRank::Kind::none && !has_departed_) local_->note_lost(first);
+}
+
 Error Membership::fail(const Error& reason) noexcept {
-  const Error first = local_->fail(reason);
+  const Error first = local_->fail(reason, rank_);
   propagate_failure();
   return first;
 }
@@ -125,7 +195,7 @@ void Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text
 }
 
 void Membership::send_failed(RemoteState& to) const noexcept {
-  send_notice(to, GroupNotice::failed, encoded(local_->failure()));
+  send_notice(to, GroupNotice::failed, encoded(local_->failure(), local_->failure_reporter()));
 }
 
 void Membership::subscribe_first(int rank) {
@@ -187,26 +257,30 @@ void Membership::handle_failed(const std::string& text) noexcept {
     const std::lock_guard lock(mutex_);
     if (has_departed_) return;
   }
-  fail(decoded(text));
+  const Failure failure = decoded(text);
+  local_->fail(failure.error, failure.reporter);
+  propagate_failure();
 }
 
 void Membership::handle_departed(RemoteState& other, const std::string& text) noexcept {
   if (other.departed.load(std::memory_order_relaxed)) return;  // only the first counts are right
-  SentCounts counts{};
-  std::memcpy(&counts, text.data(), std::min(text.size(), sizeof counts));
-  other.sent_before_departure.collective.store(counts.collective, std::memory_order_relaxed);
-  other.sent_before_departure.point_to_point.store(counts.point_to_point,
+  Departure departure{};
+  std::memcpy(&departure, text.data(), std::min(text.size(), sizeof departure));
+  other.sent_before_departure.collective.store(departure.collective, std::memory_order_relaxed);
+  other.sent_before_departure.point_to_point.store(departure.point_to_point,
                                                    std::memory_order_relaxed);
+  other.last_sequence.store(departure.last_sequence, std::memory_order_relaxed);
   other.departed.store(true, std::memory_order_release);  // pairs with cannot_arrive(), state_of()
 }
 
-Notice Membership::depart() noexcept {
+Notice Membership::depart(std::uint32_t last_sequence) noexcept {
   const std::lock_guard lock(mutex_);
   if (std::exchange(has_departed_, true)) return departure_notice_;
+  last_sequence_ = last_sequence;
   departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::departed), {}};
   if (local_->failed())
     departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::failed),
-                         encoded(failure())};
+                         encoded(failure(), local_->failure_reporter())};
   for (const auto& other : remotes_)
     if (other->subscribed.load(std::memory_order_relaxed)) send_departure(*other);
   return departure_notice_;
@@ -217,10 +291,11 @@ Notice Membership::depart() noexcept {
 void Membership::send_departure(RemoteState& to) const noexcept {
   if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
     control_->send_notice(to.process, departure_notice_);
-  const SentCounts counts{to.sent.collective.load(std::memory_order_relaxed),
-                          to.sent.point_to_point.load(std::memory_order_relaxed)};
+  const Departure departure{to.sent.collective.load(std::memory_order_relaxed),
+                            to.sent.point_to_point.load(std::memory_order_relaxed),
+                            last_sequence_};
   send_notice(to, GroupNotice::departed,
-              std::string(reinterpret_cast<const char*>(&counts), sizeof counts));
+              std::string(reinterpret_cast<const char*>(&departure), sizeof departure));
 }
 
 }  // namespace tccl

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,13 @@ class Membership {
   /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 
+  /// The error if collective number `sequence`, which needs every rank, needs a rank of another
+  /// host that has gone, as far as any rank of this host knows.
+  [[nodiscard]] std::optional<Error> find_lost_rank(std::uint32_t sequence,
+                                                    const std::string& operation) const;
+  /// Lets the other ranks of this host know which ranks of other hosts have gone. Call regularly.
+  void note_lost_ranks() noexcept;
+
   // --- failure of the group ---
   [[nodiscard]] bool failed() const noexcept { return local_->failed(); }
   [[nodiscard]] Error failure() const { return local_->failure(); }
@@ -91,8 +99,8 @@ class Membership {
   /// Handles a notice from another host.
   void handle_notice(const RemoteProcess& from, const Notice& notice) noexcept;
   /// Sends the `departed` notices. Nothing is sent or handled afterwards. Returns the notice for
-  /// ranks that subscribe later.
-  Notice depart() noexcept;
+  /// ranks that subscribe later. `last_sequence` is that of this rank's last collective.
+  Notice depart(std::uint32_t last_sequence) noexcept;
 
  private:
   struct Counters {
@@ -107,7 +115,8 @@ class Membership {
     /// Both ways. Set under mutex_; relaxed: read as a hint without it.
     std::atomic<bool> subscribed{false};
     Counters sent;                      // relaxed: read by this process only
-    Counters sent_before_departure;     // published by `departed`
+    Counters sent_before_departure;     // published by `departed`, as is the next
+    std::atomic<std::uint32_t> last_sequence{0};
     std::atomic<bool> departed{false};  // handle_departed() releases; see state_of()
   };
   [[nodiscard]] RemoteState& remote(int rank) const {
@@ -123,6 +132,8 @@ class Membership {
   static void handle_departed(RemoteState& other, const std::string& text) noexcept;
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
   [[nodiscard]] std::string unreachable_hosts() const;
+  [[nodiscard]] LostRank lost_rank(int rank) const noexcept;
+  [[nodiscard]] Error lost_error(const LostRank& lost, const std::string& operation) const;
 
   std::shared_ptr<LocalMembership> local_;
   std::uint64_t group_uid_;
@@ -133,7 +144,8 @@ class Membership {
   mutable std::mutex mutex_;      // guards what follows, and the setting of RemoteState::subscribed
   bool failure_is_sent_ = false;  // to all subscribed ranks
   bool has_departed_ = false;
-  Notice departure_notice_;  // valid once has_departed_
+  Notice departure_notice_;  // valid once has_departed_, as is the next
+  std::uint32_t last_sequence_ = 0;
 };
 
 }  // namespace tccl

@@ -29,9 +29,13 @@ class OneLocalRank : public LocalMembership {
                                       const std::string& operation) const override {
     return {Errc::peer_lost, operation};
   }
+  void note_lost(const LostRank& /*lost*/) noexcept override {}
+  [[nodiscard]] std::vector<LostRank> lost_ranks() const override { return {}; }
   [[nodiscard]] bool failed() const noexcept override { return failed_; }
   [[nodiscard]] Error failure() const override { return {Errc::aborted, "failed"}; }
-  Error fail(const Error& reason) noexcept override {
+  [[nodiscard]] int failure_reporter() const override { return 0; }
+  [[nodiscard]] Error earlier_failure() const override { return failure(); }
+  Error fail(const Error& reason, int /*reporter*/) noexcept override {
     failed_ = true;
     return reason;
   }

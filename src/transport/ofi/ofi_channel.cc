@@ -13,10 +13,6 @@ namespace {
 static_assert(sizeof(OpRecord) == MessageBuffer::kHeaderBytes,
               "the header of a message is its operation's record");
 
-/// After the control connection has reported that a rank has departed or died, its last messages
-/// may still arrive on the data connection for this long.
-constexpr std::chrono::milliseconds kDepartureGrace{50};
-
 }  // namespace
 
 OfiChannel::OfiChannel(Network& network, Membership& membership, Options options)
@@ -27,6 +23,7 @@ OfiChannel::OfiChannel(Network& network, Membership& membership, Options options
       log_(*options.log),
       algorithm_name_(options.algorithm_name),
       check_interrupt_(std::move(options.check_interrupt)),
+      find_lost_rank_(std::move(options.find_lost_rank)),
       counts_(addresses_.size()) {}
 
 void OfiChannel::begin(const OpRecord& record, std::optional<Deadline> deadline,
@@ -174,6 +171,7 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_numbe
     if (!lost_since) lost_since = now;
     if (now - *lost_since >= kDepartureGrace) throw membership_.peer_lost_error(rank, operation());
   }
+  if (const auto lost = find_lost_rank_()) throw *lost;
   if (check_interrupt_ && now >= next_interrupt_check_) {
     next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
@@ -184,7 +182,7 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_numbe
 
 Error OfiChannel::timeout_error(int rank, const char* reason) const {
   std::string text =
-      formatted("{}: timeout after {:.1f} s; {} {}", operation(),
+      formatted("{} timed out after {:.1f} s; {} {}", operation(),
                 std::chrono::duration<double>(timeout_).count(), reason, membership_.who(rank));
   const auto silence = membership_.process(rank)->silence();
   if (silence >= membership_.stalled_after(rank))

@@ -21,6 +21,10 @@
 
 namespace tccl::ofi {
 
+/// After the control connection has reported that a rank has departed or died, its last messages
+/// may still arrive on the data connection for this long.
+inline constexpr std::chrono::milliseconds kDepartureGrace{50};
+
 class OfiChannel final : public NetworkChannel {
  public:
   using AlgorithmName = const char* (*)(std::uint8_t index);
@@ -30,6 +34,8 @@ class OfiChannel final : public NetworkChannel {
     const OperationLog* log = nullptr;  // of this rank; outlives the channel
     AlgorithmName algorithm_name = nullptr;
     std::function<void()> check_interrupt;
+    /// The error if the operation needs a rank that is lost, whichever rank it waits for.
+    std::function<std::optional<Error>()> find_lost_rank;
   };
   OfiChannel(Network& network, Membership& membership, Options options);
 
@@ -82,6 +88,7 @@ class OfiChannel final : public NetworkChannel {
   const OperationLog& log_;
   AlgorithmName algorithm_name_;
   std::function<void()> check_interrupt_;
+  std::function<std::optional<Error>()> find_lost_rank_;
   std::vector<Counts> counts_;
   SendsInFlight sends_in_flight_;
   OpRecord record_;

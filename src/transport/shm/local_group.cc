@@ -63,6 +63,29 @@ PeerState LocalGroup::state_of(int local_rank) const noexcept {
   return process(local_rank).died() ? PeerState::died : PeerState::alive;
 }
 
+void LocalGroup::note_lost(const LostRank& lost) noexcept {
+  // Relaxed: the value is all there is to know.
+  mine_->lost_rank.store(std::uint64_t{lost.last_sequence} << 32 |
+                             static_cast<std::uint64_t>(lost.kind) << 24 |
+                             static_cast<std::uint64_t>(lost.rank),
+                         std::memory_order_relaxed);
+}
+
+std::vector<LostRank> LocalGroup::lost_ranks() const {
+  std::vector<LostRank> lost;
+  for (const LocalMember& member : members_) {
+    const std::uint64_t packed = member.region->lost_rank.load(std::memory_order_relaxed);
+    const auto kind = static_cast<LostRank::Kind>(packed >> 24 & 0xff);
+    // Pairs with LocalGroup() and try_free(): the region may belong to another group now.
+    if (kind == LostRank::Kind::none ||
+        member.region->group_uid.load(std::memory_order_acquire) != identity_.group_uid)
+      continue;
+    lost.push_back({kind, static_cast<int>(packed & 0xffffff),
+                    static_cast<std::uint32_t>(packed >> 32)});
+  }
+  return lost;
+}
+
 std::byte* LocalGroup::allocate_more(std::size_t bytes, std::size_t* offset) {
   const std::lock_guard lock(mutex_);
   allocations_.push_back(arena_.allocate(bytes));
@@ -81,10 +104,24 @@ bool LocalGroup::is_marked_failed(int local_rank) const noexcept {
          region(local_rank).failed_by.load(std::memory_order_acquire) != 0;
 }
 
-Error LocalGroup::failure_of(int local_rank) const {
-  const auto reporter =
+const FailureRecord& LocalGroup::failure_record(int local_rank) const {
+  const auto writer =
       region(local_rank).failed_by.load(std::memory_order_acquire);  // pairs with mark_failed()
-  const FailureRecord& record = region(static_cast<int>(reporter) - 1).failure;
+  return region(static_cast<int>(writer) - 1).failure;
+}
+
+Error LocalGroup::earlier_failure() const {
+  const FailureRecord& record = failure_record(local_rank());
+  const auto age = Clock::now().time_since_epoch() - Clock::duration(record.time);
+  const Error reason = failure();
+  return {reason.code(),
+          formatted("group {} failed {:.1f} s ago in a call of rank {}: {}", identity_.name,
+                    std::chrono::duration<double>(age).count(), record.reporter, reason.what()),
+          reason.ranks()};
+}
+
+Error LocalGroup::failure_of(int local_rank) const {
+  const FailureRecord& record = failure_record(local_rank);
   std::vector<int> ranks(record.ranks, record.ranks + record.rank_count);
   return {record.code, record.text, std::move(ranks)};
 }
@@ -92,22 +129,23 @@ Error LocalGroup::failure_of(int local_rank) const {
 Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) const {
   if (state_of(local_rank) == PeerState::died)
     return {Errc::peer_lost,
-            formatted("{} died during {}", who(local_rank), operation),
+            died_during(who(local_rank), operation),
             {global_rank(local_rank)}};
   // It may have departed because the group failed, before the failing rank could mark our region.
   if (is_marked_failed(local_rank)) return failure_of(local_rank);
-  return {
-      Errc::peer_lost,
-      formatted("{} left group {}, but {} needs it", who(local_rank), identity_.name, operation),
-      {global_rank(local_rank)}};
+  return {Errc::peer_lost,
+          left_before(who(local_rank), identity_.name, operation),
+          {global_rank(local_rank)}};
 }
 
-Error LocalGroup::fail(const Error& reason) noexcept {
+Error LocalGroup::fail(const Error& reason, int reporter) noexcept {
   const std::lock_guard lock(mutex_);
   if (freed_) return reason;       // the memory may belong to another group now
   if (failed()) return failure();  // the first failing rank marks the others
   FailureRecord& record = mine_->failure;
   record.code = reason.code();
+  record.reporter = reporter;
+  record.time = Clock::now().time_since_epoch().count();
   std::strncpy(record.text, reason.what(), sizeof record.text - 1);
   record.rank_count =
       static_cast<std::int32_t>(std::min(reason.ranks().size(), std::size(record.ranks)));

@@ -83,6 +83,9 @@ class LocalGroup final : public LocalMembership {
     return process(local_rank).heartbeats();
   }
 
+  void note_lost(const LostRank& lost) noexcept override;
+  [[nodiscard]] std::vector<LostRank> lost_ranks() const override;
+
   /// More shared memory of this rank, freed together with the region.
   std::byte* allocate_more(std::size_t bytes, std::size_t* offset);
 
@@ -99,7 +102,9 @@ class LocalGroup final : public LocalMembership {
   /// The reason that rank has seen; call only after is_marked_failed(rank).
   [[nodiscard]] Error failure_of(int local_rank) const;
   [[nodiscard]] Error peer_lost_error(int local_rank, const std::string& operation) const override;
-  Error fail(const Error& reason) noexcept override;
+  [[nodiscard]] int failure_reporter() const override { return failure_record(local_rank()).reporter; }
+  [[nodiscard]] Error earlier_failure() const override;
+  Error fail(const Error& reason, int reporter) noexcept override;
 
   // --- leaving the group ---
   void close() noexcept;
@@ -108,6 +113,8 @@ class LocalGroup final : public LocalMembership {
 
  private:
   static std::size_t index(int local_rank) { return static_cast<std::size_t>(local_rank); }
+  /// What the rank that marked this rank's region has written.
+  [[nodiscard]] const FailureRecord& failure_record(int local_rank) const;
   void mark_failed(RegionHeader& region) noexcept;
 
   Arena& arena_;

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/clock.h"
 #include "base/wait.h"
 #include "operation/operation_log.h"
 #include "tccl/error.h"
@@ -41,6 +42,8 @@ static_assert(!reached(position_of(5, 2), position_of(5, 3)));
 /// Why a rank marked the group as failed. Written once, before any region is marked.
 struct FailureRecord {
   Errc code;
+  std::int32_t reporter;  // the rank, of any host, that found out
+  Clock::rep time;        // of the host's monotonic clock
   std::int32_t rank_count;
   std::int32_t ranks[4];
   char text[1600];
@@ -73,6 +76,7 @@ struct RegionHeader {
   std::uint64_t body_offset;                         // in the owner's shared memory
   std::atomic<std::uint32_t> departed;               // 1: the owner has left the group cleanly
   std::atomic<std::uint32_t> failed_by;  // 1 + the rank whose failure record holds the reason
+  std::atomic<std::uint64_t> lost_rank;  // a LostRank, packed by LocalGroup::note_lost()
   StepHeader step_headers[kSlots];       // the owner's last steps; global step i at i % kSlots
   alignas(64) std::atomic<std::uint64_t> acknowledged;  // in-place reads before this step are done
   CollectiveDoorbell collective_doorbell;

@@ -5,6 +5,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "operation/op_traits.h"
 
 namespace tccl::shm {
 namespace {
@@ -167,7 +168,7 @@ void ShmBoard::wait_for(int peer, GlobalStep global_step) {
   const auto arrived = [&] {
     if (reached(theirs.position.load(std::memory_order_acquire), target))  // pairs with post()
       return true;
-    if (progress_network_) progress_network_();
+    if (other_hosts_.progress_network) other_hosts_.progress_network();
     return false;
   };
   if (!spin_then_yield(arrived, backoff_) && !sleep_until_arrived(peer, arrived))
@@ -198,8 +199,36 @@ bool ShmBoard::must_give_up(int peer) {
     next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
   }
-  const auto grace = progress_network_ ? kGraceForOtherHosts : std::chrono::milliseconds(0);
-  return group_.failed() || group_.state_of(peer) != PeerState::alive || now >= *deadline_ + grace;
+  const auto grace =
+      other_hosts_.progress_network ? kGraceForOtherHosts : std::chrono::milliseconds(0);
+  return group_.failed() || lost_rank(peer) >= 0 ||
+         (other_hosts_.find_lost_rank && other_hosts_.find_lost_rank()) ||
+         now >= *deadline_ + grace;
+}
+
+/// The rank of this host without which the operation cannot complete, or -1; the awaited one first.
+int ShmBoard::lost_rank(int peer) const {
+  if (group_.state_of(peer) != PeerState::alive) return peer;
+  const bool is_root = group_.global_rank(local_rank()) == record_.root;
+  if (only_root_sends(record_.op) && !is_root) return -1;
+  for (int other = 0; other < size(); ++other)
+    if (other != local_rank() && is_lost(other)) return other;
+  return -1;
+}
+
+std::optional<Error> ShmBoard::find_lost_rank() const {
+  for (int rank = 0; rank < size(); ++rank)
+    if (rank != local_rank() && is_lost(rank)) return lost_error(rank);
+  return std::nullopt;
+}
+
+/// A rank that has joined the operation and has gone may have completed its part. Of an operation
+/// that needs every rank, it has not: this rank would have everything that it needs and would not
+/// wait.
+bool ShmBoard::is_lost(int rank) const {
+  const PeerState state = group_.state_of(rank);  // first: what the rank posted before is then seen
+  if (state == PeerState::alive) return false;
+  return !has_joined(rank) || (state == PeerState::died && needs_every_rank(record_.op));
 }
 
 /// A peer that called a different operation may never post the step that this rank waits for.

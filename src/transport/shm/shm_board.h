@@ -2,7 +2,9 @@
 //
 // The executor brackets each operation with begin() and end(); in between an algorithm posts and
 // awaits steps. A rank that waits spins, yields, then sleeps on its doorbell; while it sleeps it
-// checks every 4 ms for a dead peer, a mismatched operation and the deadline.
+// checks every 4 ms for lost ranks, a mismatched operation and the deadline. Not only the awaited
+// rank is checked: in an operation that needs every rank, the awaited one may be computing, or wait
+// for the lost rank itself.
 // Thread safety: one operation at a time, on one thread.
 #pragma once
 
@@ -64,13 +66,19 @@ class ShmBoard final : public Board {
   void begin(const OpRecord& record, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
   void end();
+  /// The error if the current operation, which needs every rank, needs a rank of this host that has
+  /// died or departed.
+  [[nodiscard]] std::optional<Error> find_lost_rank() const;
   /// Instead of end(), when the operation has failed on this rank.
   void fail() noexcept;
-  /// Called while waiting for a rank of this host, because messages to and from other hosts need a
-  /// thread that makes the network progress.
-  void set_progress_network(std::function<void()> progress_network) {
-    progress_network_ = std::move(progress_network);
-  }
+  /// What a group over several hosts adds to a wait for a rank of this host.
+  struct OtherHosts {
+    /// Messages to and from other hosts need a thread that makes the network progress.
+    std::function<void()> progress_network;
+    /// The error if the operation needs a rank of another host that is lost, else null.
+    std::function<std::optional<Error>()> find_lost_rank;
+  };
+  void set_other_hosts(OtherHosts other_hosts) { other_hosts_ = std::move(other_hosts); }
 
  private:
   /// Steps are numbered through all operations of the group, identically on all ranks.
@@ -95,6 +103,11 @@ class ShmBoard final : public Board {
   [[nodiscard]] bool has_acknowledged(int peer) const;
   bool sleep_until_arrived(int peer, FunctionRef<bool()> arrived);
   bool must_give_up(int peer);
+  [[nodiscard]] bool has_joined(int rank) const {
+    return reached(position_seen(rank), position_of(record_.sequence, 1));
+  }
+  [[nodiscard]] bool is_lost(int rank) const;
+  [[nodiscard]] int lost_rank(int peer) const;
   void compare_logs(int peer);
   [[nodiscard]] std::uint32_t common_sequence(int peer) const;
   void update_heartbeats(Clock::time_point now);
@@ -102,6 +115,7 @@ class ShmBoard final : public Board {
 
   // --- shm_board_errors.cc ---
   [[noreturn]] void throw_mismatch(int peer, std::uint32_t sequence) const;
+  [[nodiscard]] Error lost_error(int rank) const;
   [[nodiscard]] Error explain(int peer, FunctionRef<bool(int)> arrived) const;
   [[nodiscard]] Error explain_timeout(FunctionRef<bool(int)> arrived) const;
   [[nodiscard]] std::string ranks_in_operation() const;
@@ -110,7 +124,7 @@ class ShmBoard final : public Board {
   TensorHeap& heap_;
   AlgorithmName algorithm_name_;
   std::function<void()> check_interrupt_;
-  std::function<void()> progress_network_;
+  OtherHosts other_hosts_;  // empty functions if all ranks are on this host
   std::vector<PeerView> views_;  // by rank
   /// By rank; apart, because only a sleeping rank uses them.
   std::vector<HeartbeatWatcher> heartbeats_;

@@ -31,23 +31,25 @@ void ShmBoard::throw_mismatch(int peer, std::uint32_t sequence) const {
               {group_.global_rank(local_rank()), group_.global_rank(peer)});
 }
 
+Error ShmBoard::lost_error(int rank) const {
+  Error error = group_.peer_lost_error(rank, operation());
+  if (group_.state_of(rank) == PeerState::departed) return error;
+  return {error.code(), formatted("{}; {}", error.what(), ranks_in_operation()), error.ranks()};
+}
+
 Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
   if (group_.failed()) return group_.failure();
-  const PeerState state = group_.state_of(peer);
-  if (state == PeerState::departed) return group_.peer_lost_error(peer, operation());
-  if (state == PeerState::died)
-    return {
-        Errc::peer_lost,
-        formatted("{}; {}", group_.peer_lost_error(peer, operation()).what(), ranks_in_operation()),
-        {group_.global_rank(peer)}};
+  if (const int lost = lost_rank(peer); lost >= 0) return lost_error(lost);
+  if (other_hosts_.find_lost_rank)
+    if (const auto lost = other_hosts_.find_lost_rank()) return *lost;
   return explain_timeout(arrived);
 }
 
 std::string ShmBoard::ranks_in_operation() const {
   std::vector<int> in_operation;
   for (int other = 0; other < size(); ++other)
-    if (other == local_rank() || (reached(position_seen(other), position_of(record_.sequence, 1)) &&
-                                  group_.state_of(other) == PeerState::alive))
+    if (other == local_rank() ||
+        (has_joined(other) && group_.state_of(other) == PeerState::alive))
       in_operation.push_back(group_.global_rank(other));
   return formatted("rank{} {} had begun the operation", in_operation.size() == 1 ? "" : "s",
                    joined(in_operation));
@@ -55,14 +57,13 @@ std::string ShmBoard::ranks_in_operation() const {
 
 Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   const auto now = Clock::now();
-  std::string text = formatted("{}: timeout after {:.1f} s", operation(), seconds(timeout_));
+  std::string text = formatted("{} timed out after {:.1f} s", operation(), seconds(timeout_));
   std::vector<int> late;
   for (int other = 0; other < size(); ++other) {
     if (other == local_rank() || arrived(other)) continue;
-    const bool joined = reached(position_seen(other), position_of(record_.sequence, 1));
     const auto silence = heartbeats_[static_cast<std::size_t>(other)].silence(now);
     text += formatted("; {} {}", group_.who(other),
-                      joined ? "has joined it but makes no progress" : "has not joined it");
+                      has_joined(other) ? "has joined it but makes no progress" : "has not joined it");
     if (silence >= kStalledAfter)
       text += formatted(" and is stalled: no heartbeat for {:.1f} s", seconds(silence));
     late.push_back(group_.global_rank(other));

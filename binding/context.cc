@@ -16,11 +16,34 @@ struct ContextHolder {
   std::mutex mutex;  // guards what follows
   std::shared_ptr<tccl::Context> context;
   pid_t owner = 0;
+  std::weak_ptr<tccl::Communicator> world;  // the group of all ranks
 };
 // Never destroyed: a static destructor would run after threads and tensors are destroyed.
 ContextHolder& holder() {
   static auto* const instance = new ContextHolder;
   return *instance;
+}
+
+std::shared_ptr<tccl::Communicator> world() {
+  const std::lock_guard lock(holder().mutex);
+  return holder().world.lock();
+}
+
+void set_world(const std::shared_ptr<tccl::Communicator>& communicator) {
+  const std::lock_guard lock(holder().mutex);
+  holder().world = communicator;
+}
+
+// If this process has no memory or descriptors left, for example, the other ranks fail with that
+// reason instead of waiting for it.
+std::shared_ptr<tccl::Context> context_or_report(tccl::Store& store, int rank, int size,
+                                                 const tccl::Communicator::Options& options) {
+  try {
+    return context();
+  } catch (const std::exception& error) {
+    tccl::Communicator::report_failed_start(store, rank, size, options, error.what());
+    throw;
+  }
 }
 
 }  // namespace
@@ -39,8 +62,14 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
                                                       int rank, int size,
                                                       tccl::Communicator::Options options) {
   C10dStore adapter(store, check_interrupt);
+  const bool is_world = options.name == "world" && options.ranks_in_parent.empty();
   try {
-    return tccl::Communicator::create(context(), adapter, rank, size, std::move(options));
+    const auto own_context = context_or_report(adapter, rank, size, options);
+    if (!is_world) options.parent = world();
+    auto made =
+        tccl::Communicator::create(own_context, adapter, rank, size, std::move(options));
+    if (is_world) set_world(made);
+    return made;
   } catch (const tccl::Error& error) {
     throw_torch_error(error);
   }

@@ -14,6 +14,8 @@ namespace torch_ccl {
 std::shared_ptr<tccl::Context> context();
 
 /// Collective over all ranks: rendezvous through `store`, whose keys belong to this group alone.
+/// `options.ranks_in_parent` are global ranks: this finds the group of all ranks, which is the last
+/// group named "world" that has none.
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,
                                                       tccl::Communicator::Options options);

@@ -44,6 +44,11 @@ std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
                             {.timeout = timeout, .keepalive = request});
 }
 
+/// Empty for the group of all ranks, and for a backend that ours replaces.
+std::vector<int> global_ranks(const CpuBackend::Options& options) {
+  return {options.global_ranks_in_group.begin(), options.global_ranks_in_group.end()};
+}
+
 /// Empty if the program asked for ours.
 std::string replaced_backend(const CpuBackend::Options& options) {
   return options.backend == kBackendName ? "" : options.backend;
@@ -59,7 +64,8 @@ CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
       communicator_(make_communicator(store, rank, size,
                                       {.name = group_.name,
                                        .timeout = options_->timeout,
-                                       .serves = replaced_backend(*options_)})),
+                                       .serves = replaced_backend(*options_),
+                                       .ranks_in_parent = global_ranks(*options_)})),
       staging_bytes_(context()->staging_bytes()),
       timeout_(options_->timeout) {
   init();

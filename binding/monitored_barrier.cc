@@ -70,15 +70,16 @@ class MonitoredBarrier {
     std::shared_ptr<char> buffer;
     std::shared_ptr<tccl::Work> work;
 
-    /// At the deadline the message is cancelled, so that it cannot fail the group later. Throws
-    /// only errors other than this timeout.
+    /// At the deadline the message is cancelled, so that it cannot fail the group later: a receive
+    /// by wait(). Throws only errors other than this timeout.
     [[nodiscard]] bool completes_by(Deadline deadline) {
       try {
         work->wait(tccl::time_left(deadline));
         return true;
       } catch (const tccl::Error& error) {
-        if (work->done()) throw_torch_error(error);
-        return !work->cancel() && work->done();
+        if (work->cancel()) return false;
+        if (work->error()) throw_torch_error(error);
+        return work->done();
       }
     }
     ~Message() {

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tccl/context.h"
 #include "tccl/error.h"
@@ -44,6 +45,10 @@ class TCCL_API Communicator {
     Milliseconds timeout{300'000};     // default timeout of an operation
     std::uint32_t first_sequence = 1;  // sequence number of the first collective; same on all ranks
     std::string serves{};  // for the log: the backend that this group replaces, such as "gloo"
+    /// For a new group whose ranks are all in another one: that group, and the rank there of each
+    /// rank of the new group. create() then notices at once that the process of a rank has ended.
+    std::weak_ptr<Communicator> parent{};
+    std::vector<int> ranks_in_parent{};
   };
   struct CallOptions {
     Milliseconds timeout{0};  // 0: the communicator's
@@ -55,6 +60,10 @@ class TCCL_API Communicator {
   /// alone.
   static std::shared_ptr<Communicator> create(std::shared_ptr<Context> context, Store& store,
                                               int rank, int size, Options options);
+  /// Instead of create(), for a rank that cannot create a context: create() then fails on the other
+  /// ranks with this reason, instead of waiting for the rank until the timeout.
+  static void report_failed_start(Store& store, int rank, int size, const Options& options,
+                                  const std::string& reason) noexcept;
   virtual ~Communicator();
 
   [[nodiscard]] virtual int rank() const noexcept = 0;

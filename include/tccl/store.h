@@ -32,7 +32,8 @@ class TCCL_API Store {
 };
 
 /// Keys are files in `directory`, which all ranks must share. It is created if missing, readable by
-/// its owner only: a process that can read the keys can join the group.
+/// its owner only: a process that can read the keys can join the group. Throws
+/// Error{invalid_argument} if it belongs to another user than this one or root.
 TCCL_API std::shared_ptr<Store> file_store(const std::string& directory);
 
 /// One rank passes serve=true and serves all ranks until its store is destroyed. There is no

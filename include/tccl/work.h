@@ -43,8 +43,8 @@ class TCCL_API Work {
   /// this is on_done().
   virtual void on_done_in_order(std::function<void()> callback) = 0;
   /// Cancels a receive that no message has matched, or a send that has not left. The work then
-  /// fails with Error{aborted}; the group stays usable. False if it is too late; always false for a
-  /// collective.
+  /// fails with Error{aborted}; the group stays usable. True if the work is cancelled, also by an
+  /// earlier call; false if it is too late, and always for a collective.
   virtual bool cancel() noexcept = 0;
   /// The rank that a completed recv received from.
   [[nodiscard]] virtual int source() const noexcept = 0;

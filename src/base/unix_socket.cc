@@ -3,10 +3,12 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "base/format.h"
 #include "base/poll.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
@@ -33,6 +35,14 @@ Fd new_socket() {
   Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd) throw_system_error("socket(AF_UNIX)");
   return fd;
+}
+
+ucred credentials_of_peer(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
+    throw_system_error("getsockopt(SO_PEERCRED)");
+  return peer;
 }
 
 std::vector<Fd> take_descriptors(msghdr& message) {
@@ -76,6 +86,16 @@ Fd connect_to(const std::string& abstract_name) {
   if (::connect(fd.get(), address.get(), address.length) == 0) return fd;
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return {};
   throw_system_error("connect(abstract socket)");
+}
+
+bool belongs_to_this_user_or_root(int socket) {
+  const uid_t user = credentials_of_peer(socket).uid;
+  return user == ::geteuid() || user == 0;
+}
+
+std::string peer_text(int socket) {
+  const ucred peer = credentials_of_peer(socket);
+  return formatted("user {}, pid {}", peer.uid, peer.pid);
 }
 
 std::size_t next_packet_bytes(int socket) {

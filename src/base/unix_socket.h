@@ -24,6 +24,12 @@ Fd listen_on(const std::string& abstract_name);
 /// Returns an invalid Fd if no socket listens on the name (yet).
 Fd connect_to(const std::string& abstract_name);
 
+/// Whether the process at the other end belongs to this process's user, or to root, who may do what
+/// every user may.
+bool belongs_to_this_user_or_root(int socket);
+/// "user 1000, pid 4711": the process at the other end.
+std::string peer_text(int socket);
+
 /// False at the deadline.
 bool wait_readable(int socket, Deadline deadline);
 

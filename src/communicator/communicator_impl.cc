@@ -51,6 +51,11 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
   return communicator;
 }
 
+void Communicator::report_failed_start(Store& store, int rank, int size, const Options& options,
+                                       const std::string& reason) noexcept {
+  tccl::report_failed_start(store, rank, size, options, reason);
+}
+
 CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupParts parts,
                                    Options options)
     : context_(std::move(context)),
@@ -187,6 +192,12 @@ void CommunicatorImpl::check_peers(const std::string& operation) const {
   for (int rank = 0; rank < size_; ++rank)
     if (rank != rank_ && membership_.state_of(rank) == PeerState::died)
       throw membership_.peer_lost_error(rank, operation);
+}
+
+std::string CommunicatorImpl::ended_process(int rank) const {
+  const std::lock_guard lock(mutex_);  // else the group's memory may be freed meanwhile
+  if (has_departed_ || rank == rank_ || !membership_.process_has_ended(rank)) return {};
+  return membership_.who(rank);
 }
 
 void CommunicatorImpl::abort(const std::string& reason) noexcept {

@@ -49,6 +49,8 @@ class CommunicatorImpl final : public Communicator {
   }
   void abort(const std::string& reason) noexcept override;
   void close() noexcept override;
+  /// "rank 3 (host b, pid 4711)" if the process of that rank has ended, else an empty text.
+  [[nodiscard]] std::string ended_process(int rank) const;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
   /// flight. A process that exits with none does not disturb its peers.
   void depart() noexcept;

@@ -66,6 +66,15 @@ class ContextImpl final : public Context {
   /// The PeerInfo of this process, without rank, region and network.
   [[nodiscard]] PeerInfo peer_info() const;
   [[nodiscard]] int process_fd() const noexcept { return pidfd_.get(); }
+  /// See RendezvousOptions::last_failed_attempt.
+  [[nodiscard]] std::string last_failed_attempt() {
+    const std::lock_guard lock(mutex_);
+    return last_failed_attempt_;
+  }
+  void set_last_failed_attempt(std::string attempt) {
+    const std::lock_guard lock(mutex_);
+    last_failed_attempt_ = std::move(attempt);
+  }
   /// Maps the memory of a process of this host and watches it, unless that was done before.
   std::shared_ptr<LocalProcess> add_local_process(const LocalPeer& local_peer);
   /// Addresses by which other hosts may reach this one; the one in use, once the network is open.
@@ -101,7 +110,8 @@ class ContextImpl final : public Context {
   void handle_notice(const std::shared_ptr<RemoteProcess>& from, const Notice& notice) noexcept;
   [[nodiscard]] ProcessPage& process_page() const;
 
-  /// Guards the making of workers_, and peers_, communicators_ and deferred_frees_.
+  /// Guards the making of workers_, and peers_, communicators_, deferred_frees_ and
+  /// last_failed_attempt_.
   std::mutex mutex_;
   Options options_;
   Settings settings_;
@@ -126,6 +136,7 @@ class ContextImpl final : public Context {
   std::map<Bytes32, std::weak_ptr<LocalProcess>> peers_;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
   std::list<std::shared_ptr<shm::LocalGroup>> deferred_frees_;
+  std::string last_failed_attempt_;
   std::unique_ptr<ForkHook> fork_hook_;  // last: it uses all of the above
 };
 

@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "rendezvous/interface_preference.h"
+#include "rendezvous/secret.h"
 
 namespace tccl {
 namespace {
@@ -59,6 +60,8 @@ std::vector<std::string> findings(const Settings& settings, const LocalPlacement
                   joined_names(notes.ignored)));
   for (const EnvironmentNotes::Unknown& unknown : notes.unknown) found.push_back(text_of(unknown));
   if (std::string problem = worker_problem(settings, placement); !problem.empty())
+    found.push_back(std::move(problem));
+  if (std::string problem = secret_file_problem(settings.secret_file); !problem.empty())
     found.push_back(std::move(problem));
   const std::string& preference = settings.interface_preference.text;
   if (!preference.empty() && settings.interface_filter.text.empty() &&

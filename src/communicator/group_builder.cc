@@ -4,6 +4,11 @@
 #include <utility>
 
 #include "base/crypto.h"
+#include "base/format.h"
+#include "communicator/communicator_impl.h"
+#include "rendezvous/host_discovery.h"
+#include "rendezvous/init_errors.h"
+#include "rendezvous/join_record.h"
 #include "rendezvous/rendezvous.h"
 #include "rendezvous/secret.h"
 
@@ -33,19 +38,18 @@ namespace {
 /// The callbacks of one rendezvous: what this rank sends, and what it makes of the roster.
 class GroupBuilder {
  public:
-  GroupBuilder(ContextImpl& context, Store& store, std::string secret, int rank, int size,
-               const Communicator::Options& options)
+  /// `options` must outlive the builder.
+  GroupBuilder(ContextImpl& context, const RendezvousOptions& options, std::uint32_t first_sequence)
       : context_(context),
-        store_(store),
-        secret_(std::move(secret)),
-        rank_(rank),
-        size_(size),
-        first_sequence_(options.first_sequence) {
+        options_(options),
+        rank_(options.rank),
+        size_(options.size),
+        first_sequence_(first_sequence) {
     parts_.local_group = std::make_shared<shm::LocalGroup>(
         context.arena(),
-        shm::GroupIdentity{options.name, group_uid_from(hmac_sha256(secret_, "group")),
-                           options.first_sequence},
-        shm::RegionLayout::of(size, context.settings().chunk_bytes));
+        shm::GroupIdentity{options.group, group_uid_from(hmac_sha256(options.secret, "group")),
+                           first_sequence},
+        shm::RegionLayout::of(size_, context.settings().chunk_bytes));
   }
 
   ~GroupBuilder() {
@@ -63,7 +67,7 @@ class GroupBuilder {
     own.region_offset = parts_.local_group->region_offset();
     if (!address.empty()) {
       context_.add_network_info(own, address);
-      context_.network().control().add_secret(secret_);
+      context_.network().control().add_secret(options_.secret);
     }
     cpus_digest_ = own.cpus_digest;
     parts_.group_tag = own.group_tag;
@@ -79,7 +83,9 @@ class GroupBuilder {
     set_all_members(context_, parts_, std::move(host_map), peers);
     // All ranks are here and none has returned yet, so the keys can be removed: the next group on
     // this store must not find them.
-    if (size_ > 1) remove_rendezvous_keys(store_, rank_);
+    if (size_ == 1) return;
+    remove_join_record(store_client_for(options_, {}), rank_);
+    if (rank_ == 0) remove_secret(*options_.store);
   }
 
   BuiltGroup take() { return {std::exchange(parts_, {}), ranks_on_same_cpus_}; }
@@ -102,7 +108,7 @@ class GroupBuilder {
     for (const PeerInfo& each : all) {
       if (host_map.same_host(each.rank, rank_)) continue;
       const auto index = static_cast<std::size_t>(each.rank);
-      const ContextImpl::RemoteAddress remote = context_.add_remote_process(each, secret_);
+      const ContextImpl::RemoteAddress remote = context_.add_remote_process(each, options_.secret);
       peers[index] = remote.process;
       parts_.addresses[index] = {remote.fi_addr, each.group_tag};
     }
@@ -110,8 +116,7 @@ class GroupBuilder {
   }
 
   ContextImpl& context_;
-  Store& store_;
-  std::string secret_;
+  const RendezvousOptions& options_;
   int rank_;
   int size_;
   std::uint32_t first_sequence_;
@@ -122,33 +127,86 @@ class GroupBuilder {
 
 }  // namespace
 
+namespace {
+
+RendezvousOptions rendezvous_options_for(Store& store, int rank, int size,
+                                         const Communicator::Options& options,
+                                         const Settings& settings) {
+  return {.store = &store,
+          .group = options.name,
+          .rank = rank,
+          .size = size,
+          .timeout = options.timeout,
+          .deadline = deadline_after(options.timeout),
+          .may_have_other_users = !settings.secret_file.empty()};
+}
+
+/// See RendezvousOptions::lost_process.
+std::string lost_process(const Communicator::Options& options, int rank) {
+  const auto index = static_cast<std::size_t>(rank);
+  const auto parent = std::static_pointer_cast<CommunicatorImpl>(options.parent.lock());
+  if (!parent || index >= options.ranks_in_parent.size()) return {};
+  const std::string process = parent->ended_process(options.ranks_in_parent[index]);
+  if (process.empty()) return {};
+  return formatted("rank {}, which is {} of group {},", rank, process, parent->name());
+}
+
+void rendezvous_as(GroupBuilder& builder, RendezvousOptions& options, ContextImpl& context) {
+  options.make_peer_info = [&](const std::string& address) {
+    return builder.make_peer_info(address);
+  };
+  options.apply_roster = [&](const Roster& roster) { builder.apply_roster(roster); };
+  rendezvous(options, context.arena().memory()->fd(), context.process_fd());
+}
+
+/// For the exception that is being handled.
+void after_failed_rendezvous(ContextImpl& context, const RendezvousOptions& options) {
+  if (options.size == 1) return;
+  context.set_last_failed_attempt(attempt_of(options.secret));
+  if (options.rank == 0)
+    replace_secret_by_failure(options, failure_status(attributed_to_this_rank(options)));
+}
+
+}  // namespace
+
 BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
                        const Communicator::Options& options) {
-  RendezvousOptions rendezvous_options{
-      .store = &store,
-      .group = options.name,
-      .rank = rank,
-      .size = size,
-      .timeout = options.timeout,
-      .deadline = deadline_after(options.timeout),
-      .offer_addresses = [&] { return context.offer_addresses(store.host()); },
-      .check_interrupt = context.check_interrupt()};
+  RendezvousOptions rendezvous_options =
+      rendezvous_options_for(store, rank, size, options, context.settings());
+  rendezvous_options.offer_addresses = [&] { return context.offer_addresses(store.host()); };
+  rendezvous_options.check_interrupt = context.check_interrupt();
+  rendezvous_options.lost_process = [&](int other) { return lost_process(options, other); };
+  rendezvous_options.last_failed_attempt = context.last_failed_attempt();
   // A group of one rank does not use the store: torch gives all groups of one rank the same keys.
   rendezvous_options.secret =
       size == 1 ? to_hex(random_bytes32())
                 : agree_on_secret(rendezvous_options, context.settings().secret_file);
-  GroupBuilder builder(context, store, rendezvous_options.secret, rank, size, options);
-  rendezvous_options.make_peer_info = [&](const std::string& address) {
-    return builder.make_peer_info(address);
-  };
-  rendezvous_options.apply_roster = [&](const Roster& roster) { builder.apply_roster(roster); };
   try {
-    rendezvous(std::move(rendezvous_options), context.arena().memory()->fd(), context.process_fd());
+    if (size > 1) publish_joined(store_client_for(rendezvous_options, {}), rank);
+    GroupBuilder builder(context, rendezvous_options, options.first_sequence);
+    rendezvous_as(builder, rendezvous_options, context);
+    return builder.take();
   } catch (...) {
-    if (size > 1) remove_failed_rendezvous_keys(store, rank);
+    after_failed_rendezvous(context, rendezvous_options);
     throw;
   }
-  return builder.take();
+}
+
+void report_failed_start(Store& store, int rank, int size, const Communicator::Options& options,
+                         const std::string& reason) noexcept {
+  if (size == 1) return;
+  try {
+    const Settings settings = parse_environment();
+    RendezvousOptions rendezvous_options =
+        rendezvous_options_for(store, rank, size, options, settings);
+    rendezvous_options.secret = agree_on_secret(rendezvous_options, settings.secret_file);
+    const Status failure =
+        failure_status(failed_start_error(rendezvous_options, reason));
+    try_publish_failure(rendezvous_options, failure);
+    if (rank == 0) replace_secret_by_failure(rendezvous_options, failure);
+  } catch (const std::exception&) {
+    // The other ranks then fail at the timeout.
+  }
 }
 
 }  // namespace tccl

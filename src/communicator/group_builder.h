@@ -34,6 +34,10 @@ struct BuiltGroup {
 };
 
 /// Collective over all ranks. Throws Error{timeout} that names the missing ranks.
+/// See Communicator::report_failed_start().
+void report_failed_start(Store& store, int rank, int size, const Communicator::Options& options,
+                         const std::string& reason) noexcept;
+
 BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
                        const Communicator::Options& options);
 

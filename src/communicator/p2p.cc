@@ -47,6 +47,7 @@ bool P2p::cancel(P2pWork& work, const Error& reason) {
   bool cancelled = false;
   {
     const std::lock_guard lock(mutex_);
+    if (work.is_cancelled) return true;
     cancelled = protocol_.cancel(work, reason);
     finished = take_finished_locked();
   }

@@ -41,7 +41,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
 
   std::shared_ptr<P2pWork> start(const Operation& operation, Communicator::CallOptions options);
   /// Cancels a work that has not begun to move data; it ends with the error `reason`, and the group
-  /// stays usable. False if it is too late.
+  /// stays usable. True also if it was cancelled before, false if it is too late.
   bool cancel(P2pWork& work, const Error& reason);
   /// Moves data until the work is done, at most until `deadline`. Called by Work::wait().
   void wait_for(P2pWork& work, Deadline deadline);

@@ -53,16 +53,24 @@ void make_directories(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) != 0 && errno != EEXIST) throw_system_error("mkdir " + path);
 }
 
-void require_directory(const std::string& path) {
-  if (!Fd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)))
-    throw_system_error("open " + path);
+/// Another user could replace what the ranks read in his directory.
+void require_own_directory(const std::string& path) {
+  const Fd directory(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) throw_system_error("open " + path);
+  struct stat status {};
+  if (::fstat(directory.get(), &status) != 0) throw_system_error("stat " + path);
+  if (status.st_uid != ::geteuid() && status.st_uid != 0)
+    throw Error(Errc::invalid_argument,
+                formatted("the directory {} of the store belongs to user {}, but this process to "
+                          "user {}",
+                          path, status.st_uid, ::geteuid()));
 }
 
 class FileStore final : public Store {
  public:
   explicit FileStore(std::string directory) : directory_(std::move(directory)) {
     make_directories(directory_, 0700);
-    require_directory(directory_);
+    require_own_directory(directory_);
   }
 
   void set(const std::string& key, std::string_view value) override {

@@ -43,7 +43,7 @@ HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& ho
       while_waiting_(std::move(while_waiting)) {}
 
 StoreClient HostAgreement::client() const {
-  return store_client_for(options_, [this] {
+  return store_client_for(options_, [this](int /*host*/) {
     while_waiting_();
     throw_if_failure_published(store_client_for(options_, {}));
   });

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/crypto.h"
+#include "base/format.h"
 #include "base/system_error.h"
 #include "rendezvous/init_errors.h"
 #include "rendezvous/join_record.h"
@@ -19,7 +20,7 @@ constexpr const char* kCoordinatorRound = "coordinator";
 
 HostCoordinators read_host_coordinators(const StoreClient& client,
                                         const RendezvousOptions& options) {
-  std::istringstream text(client.read(client.key(kCoordinatorsKey)));
+  std::istringstream text(client.read(client.key(kCoordinatorsKey), 0));
   HostCoordinators coordinators;
   for (int coordinator = 0; text >> coordinator;) coordinators.push_back(coordinator);
   if (coordinators.size() != static_cast<std::size_t>(options.size))
@@ -37,7 +38,7 @@ Fd open_event() {
 }  // namespace
 
 StoreClient store_client_for(const RendezvousOptions& options,
-                             std::function<void()> while_waiting) {
+                             std::function<void(int participant)> while_waiting) {
   const Bytes32 digest = hmac_sha256(options.secret, "keys");
   return {*options.store, to_hex(std::span(digest).first(8)), options.deadline,
           std::move(while_waiting)};
@@ -55,6 +56,19 @@ void gather_host_coordinators(const StoreClient& client, const RendezvousOptions
 
 void remove_host_coordinators(const StoreClient& client) noexcept {
   remove_key(client.store, client.key(kCoordinatorsKey));
+}
+
+void throw_if_ended(const RendezvousOptions& options, int rank) {
+  const JoinRecord record = read_join_record(store_client_for(options, {}), rank);
+  if (!record.joined) return throw_if_known_to_have_ended(options, rank);
+  if (record.identity.has_ended())
+    throw ended_error(options, formatted("rank {} ({})", rank, record.process), rank);
+}
+
+void throw_if_known_to_have_ended(const RendezvousOptions& options, int rank) {
+  if (!options.lost_process) return;
+  const std::string process = options.lost_process(rank);
+  if (!process.empty()) throw ended_error(options, process, rank);
 }
 
 void throw_if_failure_published(const StoreClient& client) {
@@ -94,12 +108,13 @@ HostCoordinators HostDiscovery::result() {
 
 void HostDiscovery::run(const RendezvousOptions& options) {
   try {
-    JoinRecordWriter join_record(*options.store, options.rank);
     StoreClient client = store_client_for(options, {});
-    client.while_waiting = [this, &client, &join_record] {
+    JoinRecordWriter join_record(client, options.rank);
+    client.while_waiting = [this, &client, &join_record, &options](int rank) {
       if (stopping_.load(std::memory_order_relaxed)) throw Error(Errc::aborted, "stopped");
       join_record.write_waiting();
       throw_if_failure_published(client);
+      throw_if_ended(options, rank);
     };
     gather_host_coordinators(client, options, options.rank);
     coordinators_ = read_host_coordinators(client, options);

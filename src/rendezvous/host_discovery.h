@@ -26,7 +26,8 @@ using HostCoordinators = std::vector<int>;
 
 /// The keys of one rendezvous: their prefix comes from the secret, so a later one on the same store
 /// has other keys.
-StoreClient store_client_for(const RendezvousOptions& options, std::function<void()> while_waiting);
+StoreClient store_client_for(const RendezvousOptions& options,
+                             std::function<void(int participant)> while_waiting);
 
 /// Called by every rank: rank 0 gathers the rank that coordinates each rank's host and publishes
 /// the table. Waits for the ranks below this one in the tree of the gather.
@@ -34,6 +35,12 @@ void gather_host_coordinators(const StoreClient& client, const RendezvousOptions
                               int coordinator_rank);
 /// Called once, when the coordinators of all hosts have read the table.
 void remove_host_coordinators(const StoreClient& client) noexcept;
+
+/// Throws if the process of this rank, which has not done its part yet, has ended: the error names
+/// it. For polling loops that wait for the rank.
+void throw_if_ended(const RendezvousOptions& options, int rank);
+/// The same for a rank that has left no JoinRecord yet.
+void throw_if_known_to_have_ended(const RendezvousOptions& options, int rank);
 
 /// Fails the rendezvous for ranks that join later and for hosts that wait for this one. If the store
 /// fails, the other ranks fail at the timeout.

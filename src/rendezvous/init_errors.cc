@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "base/format.h"
+#include "rendezvous/host_discovery.h"
 #include "rendezvous/join_record.h"
 
 namespace tccl {
@@ -28,12 +29,13 @@ struct Participation {
 Participation read_participation(const RendezvousOptions& options,
                                  std::span<const int> local_waiters) {
   Participation result;
+  const StoreClient client = store_client_for(options, {});
   for (int rank = 0; rank < options.size; ++rank) {
     if (std::ranges::find(local_waiters, rank) != local_waiters.end()) {
       result.waited.push_back(rank);
       continue;
     }
-    const JoinRecord record = read_join_record(*options.store, rank);
+    const JoinRecord record = read_join_record(client, rank);
     if (!record.joined) {
       result.never_joined.push_back(rank);
     } else if (record.waiting) {
@@ -97,10 +99,22 @@ Error attributed_to_this_rank(const RendezvousOptions& options) {
   }
 }
 
+Error failed_start_error(const RendezvousOptions& options, const std::string& reason) {
+  return init_error(options.group, Errc::system,
+                    formatted("{} could not start: {}", this_rank(options), reason),
+                    {options.rank});
+}
+
 Error interrupt_error(const RendezvousOptions& options) {
   return init_error(options.group, Errc::aborted,
                     this_rank(options) + " was interrupted before the group was formed",
                     {options.rank});
+}
+
+Error ended_error(const RendezvousOptions& options, const std::string& process, int rank) {
+  return init_error(options.group, Errc::peer_lost,
+                    process + " ended before the group was formed (connection closed by peer)",
+                    {rank});
 }
 
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,

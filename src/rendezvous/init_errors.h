@@ -27,8 +27,15 @@ bool is_unattributed_timeout(const Error& error);
 /// `init of group world: rank 2 (host b, pid 4711) failed before the group was formed: text`.
 Error attributed_to_this_rank(const RendezvousOptions& options);
 
+/// `init of group world: rank 2 (host b, pid 4711) could not start: text`
+Error failed_start_error(const RendezvousOptions& options, const std::string& reason);
+
 /// `init of group world: rank 2 (host b, pid 4711) was interrupted before the group was formed`
 Error interrupt_error(const RendezvousOptions& options);
+
+/// `init of group world: rank 2 (host b, pid 4711) ended before the group was formed (connection
+/// closed by peer)`
+Error ended_error(const RendezvousOptions& options, const std::string& process, int rank);
 
 /// `process` left or did not answer: `reason` is the error of its connection.
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,

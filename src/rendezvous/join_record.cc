@@ -3,34 +3,49 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "base/format.h"
 #include "rendezvous/rendezvous.h"
-#include "rendezvous/store_collectives.h"
 #include "tccl/error.h"
 
 namespace tccl {
 namespace {
 
-constexpr std::string_view kWaiting = "\nwaiting";
+/// Lines: the process as error messages name it, its identity, and kWaiting or nothing.
+constexpr std::string_view kWaiting = "waiting";
 
-std::string key_of(int rank) { return formatted("rank/{}", rank); }
+std::string key_of(const StoreClient& client, int rank) { return client.key("rank", rank); }
 
-std::string this_process() { return formatted("host {}, pid {}", host_name(), ::getpid()); }
+std::string record_of_this_process(std::string_view state) {
+  return formatted("host {}, pid {}\n{}\n{}", host_name(), ::getpid(),
+                   ProcessIdentity::of_this_process().text(), state);
+}
 
 }  // namespace
 
-void publish_joined(Store& store, int rank) { store.set(key_of(rank), this_process()); }
+void publish_joined(const StoreClient& client, int rank) {
+  client.store.set(key_of(client, rank), record_of_this_process(""));
+}
 
-void remove_join_record(Store& store, int rank) noexcept { remove_key(store, key_of(rank)); }
+void remove_join_record(const StoreClient& client, int rank) noexcept {
+  remove_key(client.store, key_of(client, rank));
+}
 
-JoinRecord read_join_record(Store& store, int rank) {
+JoinRecord read_join_record(const StoreClient& client, int rank) {
   try {
-    std::string text = store.get(key_of(rank), std::chrono::milliseconds(0));
-    const bool waiting = text.ends_with(kWaiting);
-    if (waiting) text.resize(text.size() - kWaiting.size());
-    return {.joined = true, .waiting = waiting, .process = std::move(text)};
+    std::istringstream text(client.store.get(key_of(client, rank), std::chrono::milliseconds(0)));
+    JoinRecord record{.joined = true};
+    std::string identity;
+    std::string state;
+    std::getline(text, record.process);
+    std::getline(text, identity);
+    std::getline(text, state);
+    record.identity = ProcessIdentity::from_text(identity);
+    record.waiting = state == kWaiting;
+    return record;
   } catch (const Error& error) {
     if (error.code() != Errc::timeout) throw;
     return {};  // there is no such key
@@ -39,7 +54,7 @@ JoinRecord read_join_record(Store& store, int rank) {
 
 void JoinRecordWriter::write_waiting() {
   if (std::exchange(is_written_, true)) return;
-  store_.set(key_of(rank_), this_process() + std::string(kWaiting));
+  client_.store.set(key_of(client_, rank_), record_of_this_process(kWaiting));
 }
 
 }  // namespace tccl

@@ -79,6 +79,13 @@ LocalClient::LocalClient(const RendezvousOptions& options, Fd socket, int coordi
 std::optional<LocalClient> LocalClient::connect(const RendezvousOptions& options) {
   Fd socket = connect_to(rendezvous_socket_name(options.secret));
   if (!socket) return std::nullopt;
+  if (!options.may_have_other_users && !belongs_to_this_user_or_root(socket.get()))
+    throw init_error(options.group, Errc::invalid_argument,
+                     formatted("rank {} (host {}) belongs to user {}, but the rendezvous socket to "
+                               "{}: without CCL_SECRET_FILE all ranks of a host must belong to one "
+                               "user",
+                               options.rank, host_name(), ::geteuid(), peer_text(socket.get())),
+                     {options.rank});
   try {
     const int coordinator_rank = authenticate(socket.get(), options);
     return LocalClient(options, std::move(socket), coordinator_rank);
@@ -131,13 +138,15 @@ void LocalClient::wait_for_packet() const {
 /// Also publishes which rank coordinates this host; until the address arrives, this rank waits for
 /// ranks of all hosts.
 HostAddress LocalClient::receive_host_address() {
-  JoinRecordWriter join_record(*options_->store, options_->rank);
-  StoreClient client = store_client_for(*options_, [&] {
+  StoreClient client = store_client_for(*options_, {});
+  client.deadline = deadline_;
+  JoinRecordWriter join_record(client, options_->rank);
+  client.while_waiting = [&](int rank) {
     if (options_->check_interrupt) options_->check_interrupt();
     join_record.write_waiting();
     throw_if_coordinator_failed(socket_.get());
-  });
-  client.deadline = deadline_;
+    throw_if_ended(*options_, rank);
+  };
   gather_host_coordinators(client, *options_, coordinator_rank_);
   wait_readable_until(socket_.get(), deadline_, *options_, [&] { join_record.write_waiting(); });
   throw_if_failure_received(socket_.get(), deadline_);

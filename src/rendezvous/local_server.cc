@@ -84,6 +84,8 @@ void LocalServer::accept_connection() {
     std::this_thread::sleep_for(milliseconds(10));
     return;
   }
+  if (!options_.may_have_other_users && !belongs_to_this_user_or_root(socket.get()))
+    return warn_dropped(formatted("it belongs to {}", peer_text(socket.get())));
   Connection connection{.socket = std::move(socket),
                         .challenge = make_challenge(),
                         .handshake_deadline = deadline_after(kLocalHandshakeTimeout),
@@ -94,6 +96,12 @@ void LocalServer::accept_connection() {
   } catch (const Error&) {
     // The other side closed the connection. A rank will connect again.
   }
+}
+
+void LocalServer::warn_dropped(const std::string& reason) {
+  if (std::exchange(warned_, true)) return;
+  log_warning("dropped an unauthenticated connection to the rendezvous socket: " + reason,
+              self_.rank);
 }
 
 void LocalServer::drop_unauthenticated() {
@@ -114,10 +122,7 @@ void LocalServer::advance(Connection& connection) {
     authenticate(connection);
   } catch (const Error& error) {
     if (connection.authenticated) throw;  // a rank of this group, so the rendezvous fails
-    if (!std::exchange(warned_, true))
-      log_warning(formatted("dropped an unauthenticated connection to the rendezvous socket: {}",
-                            error.what()),
-                  self_.rank);
+    warn_dropped(error.what());
     connection.socket.reset();
   }
 }

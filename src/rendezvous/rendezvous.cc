@@ -89,14 +89,16 @@ void coordinate(const RendezvousOptions& options, const bool& interrupted, Fd li
   }
 }
 
-/// The steps of a rank that connected to the coordinator of its host. What fails on this rank alone
-/// (its store, an interrupt) is reported to the coordinator; other errors name the ranks concerned.
+/// The steps of a rank that connected to the coordinator of its host. It reports its failure to the
+/// coordinator: what failed here alone (its store, an interrupt), or the rank that it found to have
+/// ended.
 void join(const RendezvousOptions& options, const bool& interrupted, LocalClient& client,
           int memory_fd, int pid_fd) {
   try {
     client.join(memory_fd, pid_fd);
   } catch (const Error& error) {
-    if (error.ranks().empty()) client.report(own_failure(options, interrupted));
+    client.report(error.ranks().empty() ? own_failure(options, interrupted)
+                                        : failure_status(error));
     throw;
   } catch (...) {
     client.report(own_failure(options, interrupted));
@@ -104,21 +106,39 @@ void join(const RendezvousOptions& options, const bool& interrupted, LocalClient
   }
 }
 
-void run(RendezvousOptions options, int memory_fd, int pid_fd) {
-  if (options.size == 1) return form_single_rank_group(options);
-  bool interrupted = false;
-  options.check_interrupt = marking_interrupts(std::move(options.check_interrupt), interrupted);
+/// This rank coordinates its host, or is connected to the rank that does.
+struct LocalEnd {
+  Fd listener;
+  std::optional<LocalClient> client;
+};
+
+LocalEnd find_local_end(const RendezvousOptions& options) {
   while (Clock::now() < options.deadline) {
     if (options.check_interrupt) options.check_interrupt();
     if (Fd listener = listen_on(rendezvous_socket_name(options.secret)))
-      return coordinate(options, interrupted, std::move(listener), memory_fd, pid_fd);
-    if (auto client = LocalClient::connect(options))
-      return join(options, interrupted, *client, memory_fd, pid_fd);
+      return {std::move(listener), std::nullopt};
+    if (auto client = LocalClient::connect(options)) return {Fd(), std::move(client)};
     // The coordinator is between bind() and listen(), or it has just exited.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   throw init_timeout(options, "no rank of this host accepts connections on the rendezvous socket",
                      {options.rank});
+}
+
+void run(RendezvousOptions options, int memory_fd, int pid_fd) {
+  if (options.size == 1) return form_single_rank_group(options);
+  bool interrupted = false;
+  options.check_interrupt = marking_interrupts(std::move(options.check_interrupt), interrupted);
+  LocalEnd local_end;
+  try {
+    local_end = find_local_end(options);
+  } catch (...) {
+    // No coordinator can tell the others.
+    try_publish_failure(options, own_failure(options, interrupted));
+    throw;
+  }
+  if (local_end.client) return join(options, interrupted, *local_end.client, memory_fd, pid_fd);
+  coordinate(options, interrupted, std::move(local_end.listener), memory_fd, pid_fd);
 }
 
 /// The other ranks get what `callback` throws: it must name this rank.

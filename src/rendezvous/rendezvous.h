@@ -59,6 +59,14 @@ struct RendezvousOptions {
   /// throws on one rank, rendezvous() throws on all.
   std::function<void(const Roster&)> apply_roster;
   std::function<void()> check_interrupt;  // may be empty; see Context::Options
+  /// The process of a rank that has not joined, "rank 2 (host b, pid 4711)", if it is known and has
+  /// ended; else an empty text. May be empty. Called from any thread.
+  std::function<std::string(int rank)> lost_process{};
+  /// Whether ranks may belong to different users. Without CCL_SECRET_FILE they may not: any user of
+  /// the host can read the secret in the store.
+  bool may_have_other_users = false;
+  /// attempt_of() the secret of this process's last rendezvous that failed; see secret.h.
+  std::string last_failed_attempt{};
 };
 
 /// Throws the same error on every rank: Error{timeout} names the missing ranks, Error{mismatch}

@@ -1,13 +1,19 @@
 #include "rendezvous/secret.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <fstream>
 #include <sstream>
+#include <string_view>
+#include <thread>
 
 #include "base/crypto.h"
 #include "base/format.h"
+#include "rendezvous/host_discovery.h"
 #include "rendezvous/init_errors.h"
-#include "rendezvous/join_record.h"
 #include "rendezvous/store_collectives.h"
 #include "tccl/error.h"
 
@@ -36,28 +42,67 @@ std::string combined(const std::string& file_content, const std::string& random_
 /// Lets ranks compare their secrets without publishing them.
 std::string check_of(const std::string& secret) { return to_hex(hmac_sha256(secret, "check")); }
 
+/// In place of a secret: kFailed, the attempt, the time, a newline, a Status.
+constexpr std::string_view kFailed = "failed";
+/// An older failure may be that of an earlier job which used the same store.
+constexpr std::chrono::seconds kFailureLifetime{60};
+constexpr std::chrono::milliseconds kPollInterval{100};
+
+std::int64_t unix_time() {
+  return std::chrono::duration_cast<std::chrono::seconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+/// Throws the failure if `value` is one of a rendezvous in which this rank has had no part. False
+/// if it is another one.
+bool is_secret(const RendezvousOptions& options, const std::string& value) {
+  if (!value.starts_with(kFailed)) return true;
+  std::istringstream head(value.substr(kFailed.size(), value.find('\n') - kFailed.size()));
+  std::string attempt;
+  std::int64_t time = 0;
+  head >> attempt >> time;
+  if (attempt == options.last_failed_attempt || unix_time() - time > kFailureLifetime.count())
+    return false;
+  std::string_view rest = std::string_view(value).substr(value.find('\n') + 1);
+  throw_if_failed(cut_packet<Status>(rest));
+  return false;
+}
+
+Error no_secret(const RendezvousOptions& options) {
+  return init_timeout(
+      options,
+      formatted("rank 0 published no secret for rank {}: rank 0 never joined, or it formed the "
+                "group with another process that is rank {} too",
+                options.rank, options.rank),
+      {0});
+}
+
 std::string read_published_secret(const RendezvousOptions& options) {
-  try {
-    return options.store->get(kSecretKey, time_left(options.deadline));
-  } catch (const Error& error) {
-    if (error.code() != Errc::timeout) throw;
-    throw init_timeout(
-        options,
-        formatted("rank 0 published no secret for rank {}: rank 0 never joined, or it formed the "
-                  "group with another process that is rank {} too",
-                  options.rank, options.rank),
-        {0});
+  for (;;) {
+    const Deadline next_poll = std::min(options.deadline, Clock::now() + kPollInterval);
+    try {
+      std::string value = options.store->get(kSecretKey, time_left(next_poll));
+      if (is_secret(options, value)) return value;
+      std::this_thread::sleep_for(time_left(next_poll));
+    } catch (const Error& error) {
+      if (error.code() != Errc::timeout || !error.ranks().empty()) throw;
+    }
+    if (Clock::now() >= options.deadline) throw no_secret(options);
+    if (options.check_interrupt) options.check_interrupt();
+    throw_if_known_to_have_ended(options, 0);
   }
 }
 
 }  // namespace
 
 std::string agree_on_secret(const RendezvousOptions& options, const std::string& secret_file) {
-  publish_joined(*options.store, options.rank);
   const std::string file_content = read_secret_file(secret_file);
   if (options.rank == 0) {
     const std::string random_part = to_hex(random_bytes32());
-    options.store->set(kSecretKey, random_part + check_of(combined(file_content, random_part)));
+    std::string secret = combined(file_content, random_part);
+    options.store->set(kSecretKey, random_part + check_of(secret));
+    return secret;
   }
   const std::string published = read_published_secret(options);
   std::string secret = combined(file_content, published.substr(0, kRandomDigits));
@@ -71,13 +116,29 @@ std::string agree_on_secret(const RendezvousOptions& options, const std::string&
   return secret;
 }
 
-void remove_rendezvous_keys(Store& store, int rank) noexcept {
-  remove_join_record(store, rank);
-  if (rank == 0) remove_key(store, kSecretKey);
+std::string secret_file_problem(const std::string& secret_file) {
+  struct stat status {};
+  if (secret_file.empty() || ::stat(secret_file.c_str(), &status) != 0) return {};
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) == 0) return {};
+  return formatted("CCL_SECRET_FILE={}: other users may access it (mode {:o}): chmod 600",
+                   secret_file, status.st_mode & 0777U);
 }
 
-void remove_failed_rendezvous_keys(Store& store, int rank) noexcept {
-  if (rank == 0) remove_key(store, kSecretKey);
+std::string attempt_of(const std::string& secret) {
+  const Bytes32 digest = hmac_sha256(secret, "attempt");
+  return to_hex(std::span(digest).first(8));
+}
+
+void remove_secret(Store& store) noexcept { remove_key(store, kSecretKey); }
+
+void replace_secret_by_failure(const RendezvousOptions& options, const Status& failure) noexcept {
+  try {
+    options.store->set(kSecretKey,
+                       formatted("{} {} {}\n", kFailed, attempt_of(options.secret), unix_time()) +
+                           std::string(as_bytes(failure)));
+  } catch (const std::exception&) {
+    // Ranks that come later then fail at the timeout.
+  }
 }
 
 std::string rendezvous_socket_name(const std::string& secret) {

@@ -7,19 +7,26 @@
 
 #include <string>
 
+#include "rendezvous/packets.h"
 #include "rendezvous/rendezvous.h"
 
 namespace tccl {
 
-/// Also publishes this rank's JoinRecord. Throws Error{timeout} if rank 0 publishes no secret,
-/// Error{invalid_argument} if the files of two ranks differ.
+/// Throws Error{timeout} if rank 0 publishes no secret, Error{invalid_argument} if the files of two
+/// ranks differ, and the failure of rank 0's rendezvous if that has ended already.
 std::string agree_on_secret(const RendezvousOptions& options, const std::string& secret_file);
 
-/// Removes the keys of agree_on_secret(), so that the same store can serve another group.
-void remove_rendezvous_keys(Store& store, int rank) noexcept;
-/// After a failed rendezvous, so that the next attempt does not read its secret. The JoinRecords
-/// stay: the error messages of other ranks need them.
-void remove_failed_rendezvous_keys(Store& store, int rank) noexcept;
+/// What is wrong with the permissions of CCL_SECRET_FILE; empty if nothing is.
+std::string secret_file_problem(const std::string& secret_file);
+
+/// Names a rendezvous in the store: rank 0 makes a new secret for each.
+std::string attempt_of(const std::string& secret);
+
+/// Called by rank 0 once all ranks know the secret, so that the same store can serve another group.
+void remove_secret(Store& store) noexcept;
+/// Called by rank 0 after a failed rendezvous: ranks that come later get the reason, and the next
+/// rendezvous on this store does not use its secret.
+void replace_secret_by_failure(const RendezvousOptions& options, const Status& failure) noexcept;
 
 /// Name of the abstract Unix socket on which the coordinator of a host accepts the other ranks.
 std::string rendezvous_socket_name(const std::string& secret);

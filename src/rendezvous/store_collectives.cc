@@ -38,8 +38,8 @@ void decode_into(Entries& entries, std::string_view bytes) {
   }
 }
 
-std::string read_and_remove(const StoreClient& client, const std::string& key) {
-  std::string value = client.read(key);
+std::string read_and_remove(const StoreClient& client, const std::string& key, int participant) {
+  std::string value = client.read(key, participant);
   remove_key(client.store, key);
   return value;
 }
@@ -49,7 +49,7 @@ Entries gather_subtree(const StoreClient& client, std::string_view round, int in
                        const std::string& text) {
   Entries entries{{static_cast<std::uint32_t>(index), text}};
   for (const int child : {2 * index + 1, 2 * index + 2})
-    if (child < count) decode_into(entries, read_and_remove(client, client.key(round, child)));
+    if (child < count) decode_into(entries, read_and_remove(client, client.key(round, child), child));
   if (index != 0) client.store.set(client.key(round, index), encode(entries));
   return entries;
 }
@@ -79,7 +79,7 @@ std::string StoreClient::key(std::string_view round, int index) const {
   return formatted("{}/{}/{}", prefix, round, index);
 }
 
-std::string StoreClient::read(const std::string& key) const {
+std::string StoreClient::read(const std::string& key, int participant) const {
   for (;;) {
     const Deadline next_poll = std::min(deadline, Clock::now() + kPollInterval);
     try {
@@ -87,7 +87,7 @@ std::string StoreClient::read(const std::string& key) const {
     } catch (const Error& error) {
       if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
     }
-    if (while_waiting) while_waiting();
+    if (while_waiting) while_waiting(participant);
   }
 }
 
@@ -104,14 +104,14 @@ std::vector<std::string> store_allgather(const StoreClient& client, std::string_
     client.store.set(client.key(round), encode(entries));
   } else {
     entries.clear();
-    decode_into(entries, client.read(client.key(round)));
+    decode_into(entries, client.read(client.key(round), 0));
   }
   return in_order(std::move(entries), count);
 }
 
 std::string store_broadcast(const StoreClient& client, std::string_view round, int index, int count,
                             const std::string& text) {
-  if (index != 0) return read_and_remove(client, result_key(client, round, index));
+  if (index != 0) return read_and_remove(client, result_key(client, round, index), 0);
   for (int receiver = 1; receiver < count; ++receiver)
     client.store.set(result_key(client, round, receiver), text);
   return text;

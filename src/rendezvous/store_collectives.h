@@ -23,14 +23,15 @@ struct StoreClient {
   Store& store;
   std::string prefix;
   Deadline deadline;
-  /// Called about every 100 ms while waiting; an exception ends the wait. May be empty.
-  std::function<void()> while_waiting;
+  /// Called about every 100 ms while waiting, with the participant that is to write the key; an
+  /// exception ends the wait. May be empty.
+  std::function<void(int participant)> while_waiting;
 
   /// "prefix/round" and "prefix/round/index"
   [[nodiscard]] std::string key(std::string_view round) const;
   [[nodiscard]] std::string key(std::string_view round, int index) const;
-  /// Waits until the key exists. Throws Error{timeout} at the deadline.
-  [[nodiscard]] std::string read(const std::string& key) const;
+  /// Waits until `participant` has written the key. Throws Error{timeout} at the deadline.
+  [[nodiscard]] std::string read(const std::string& key, int participant) const;
 };
 
 /// Participant 0 gets the texts of all in order, the others an empty vector. Leaves no key.

@@ -82,6 +82,11 @@ PeerState Membership::state_of(int rank) const noexcept {
   }
 }
 
+bool Membership::process_has_ended(int rank) const noexcept {
+  if (is_local(rank)) return local_->process_has_ended(local_rank(rank));
+  return process(rank)->state() != RemoteProcess::State::alive;
+}
+
 std::uint32_t Membership::liveness_counter(int rank) const noexcept {
   if (is_local(rank)) return local_->liveness_counter(local_rank(rank));
   // The time at which the process was last heard of, in tenths of a second.

@@ -64,6 +64,8 @@ class Membership {
   [[nodiscard]] std::chrono::milliseconds stalled_after(int rank) const {
     return is_local(rank) ? kStalledAfter : std::chrono::milliseconds(2000);
   }
+  /// Not only that the rank has left the group.
+  [[nodiscard]] bool process_has_ended(int rank) const noexcept;
   /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 

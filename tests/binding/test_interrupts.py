@@ -85,8 +85,7 @@ def check_work_after_interrupt(rank: int, size: int) -> None:
         assert not work.is_success()
         with pytest.raises(dist.DistBackendError):
             work.get_future().wait()
-    with pytest.raises(dist.DistBackendError):
-        work.exception()
+    assert work.exception() is not None
 
 
 def test_work_after_interrupt():

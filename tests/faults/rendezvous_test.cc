@@ -1,10 +1,13 @@
 // Who may join a group, how a rendezvous fails, and what it leaves behind.
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <fstream>
 
 #include "base/unix_socket.h"
+#include "free_port.h"
 #include "harness.h"
+#include "rendezvous/host_discovery.h"
 #include "rendezvous/join_record.h"
 #include "rendezvous/packets.h"
 #include "rendezvous/secret.h"
@@ -74,22 +77,25 @@ TEST(RendezvousProcess, ARankThatNeverJoinsIsNamed) {
   }
 }
 
+/// The keys of the rendezvous that rank 0 has begun in this store.
+tccl::StoreClient client_of(tccl::Store& store) {
+  // The first 64 digits are the secret; the rest of the value is its check.
+  const std::string secret = store.get("secret", 20s).substr(0, 64);
+  return tccl::store_client_for(
+      {.store = &store, .secret = secret, .deadline = tccl::deadline_after(20s)}, {});
+}
+
 /// It has left its host and pid in the store, but does not go on from there.
 TEST(RendezvousProcess, ARankThatJoinsButNeverCompletesIsNamed) {
-  const std::string directory = "/tmp/tccl-incomplete-" + std::to_string(::getpid());
   Ranks ranks(3, [&](Rank& rank) {
-    auto store = tccl::file_store(directory);
-    if (rank.rank == 2) {
-      tccl::publish_joined(*store, 2);
-      return;
-    }
-    static_cast<void>(store->get("rank/2", 10s));
-    tccl::Communicator::create(rank.context(), *store, rank.rank, 3,
-                               {.name = "world", .timeout = 1s});
+    if (rank.rank != 2) return void(rank.join("world", 1500ms));
+    auto store = rank.store("world");
+    tccl::publish_joined(client_of(*store), 2);
+    std::this_thread::sleep_for(3s);
   });
   ranks.finish();
   const std::string expected =
-      "init of group world timed out after 1.0 s: rank 2 (host " + tccl::host_name() + ", pid " +
+      "init of group world timed out after 1.5 s: rank 2 (host " + tccl::host_name() + ", pid " +
       std::to_string(ranks.outcomes[2].pid) +
       ") joined but never completed the rendezvous; ranks 0,1 waited for it";
   for (const std::size_t waiter : {std::size_t{0}, std::size_t{1}}) {
@@ -97,7 +103,6 @@ TEST(RendezvousProcess, ARankThatJoinsButNeverCompletesIsNamed) {
     ASSERT_TRUE(error) << ranks.transcript();
     EXPECT_NE(error->text.find(expected), std::string::npos) << error->text;
   }
-  std::filesystem::remove_all(directory);
 }
 
 TEST(RendezvousProcess, NoKeyIsLeftInTheStore) {
@@ -112,7 +117,7 @@ TEST(RendezvousProcess, NoKeyIsLeftInTheStore) {
   std::filesystem::remove_all(directory);
 }
 
-void await_waiting(tccl::Store& store, int rank) {
+void await_waiting(const tccl::StoreClient& store, int rank) {
   const auto deadline = tccl::deadline_after(20s);
   while (!tccl::read_join_record(store, rank).waiting) {
     check(tccl::Clock::now() < deadline, "the rank waits");
@@ -120,7 +125,7 @@ void await_waiting(tccl::Store& store, int rank) {
   }
 }
 
-void kill_joined_rank(tccl::Store& store, int rank) {
+void kill_joined_rank(const tccl::StoreClient& store, int rank) {
   const std::string process = tccl::read_join_record(store, rank).process;  // "host b, pid 4711"
   ::kill(std::stoi(process.substr(process.rfind(' '))), SIGKILL);
 }
@@ -131,12 +136,13 @@ void kill_rank_2_during_rendezvous(bool rank_2_coordinates) {
   Ranks ranks(3, [&](Rank& rank) {
     auto store = rank.store("world");
     if (rank.rank == 1) {
-      for (const int other : {0, 2}) await_waiting(*store, other);
-      return kill_joined_rank(*store, 2);
+      const tccl::StoreClient client = client_of(*store);
+      for (const int other : {0, 2}) await_waiting(client, other);
+      return kill_joined_rank(client, 2);
     }
     // The first call is before this rank tries to become the coordinator: the other one is then.
     const auto await_coordinator = [&, late = rank_2_coordinates == (rank.rank == 0)]() mutable {
-      if (std::exchange(late, false)) await_waiting(*store, 2 - rank.rank);
+      if (std::exchange(late, false)) await_waiting(client_of(*store), 2 - rank.rank);
     };
     auto context = tccl::Context::create({.check_interrupt = await_coordinator});
     auto comm = tccl::Communicator::create(context, *store, rank.rank, 3, {.timeout = 20s});
@@ -156,6 +162,134 @@ TEST(RendezvousProcess, ARankThatDiesBeforeTheGroupIsFormedIsNamed) {
 
 TEST(RendezvousProcess, ACoordinatorThatDiesBeforeTheGroupIsFormedIsNamed) {
   kill_rank_2_during_rendezvous(/*rank_2_coordinates=*/true);
+}
+
+/// Every rank but `except` fails with an error that contains all `parts`, long before the timeout.
+void expect_others_fail_with(Ranks& ranks, std::size_t except, const std::string& code,
+                             const std::vector<std::string>& parts) {
+  for (std::size_t r = 0; r < ranks.outcomes.size(); ++r) {
+    if (r == except) continue;
+    const auto start = ranks.outcomes[r].find("start");
+    const auto error = ranks.outcomes[r].find("error " + code);
+    ASSERT_TRUE(start && error) << ranks.transcript();
+    for (const std::string& part : parts)
+      EXPECT_NE(error->text.find(part), std::string::npos) << part << "\n" << error->text;
+    EXPECT_LT(error->time_ms - start->time_ms, 5000) << "the goal is 100 ms: " << error->text;
+  }
+}
+
+/// It has left its process in the store, but has no connection to another rank yet.
+TEST(RendezvousProcess, ARankThatDiesBeforeItsHandshakeIsNamed) {
+  Ranks ranks(4, [](Rank& rank) {
+    rank.report("start");
+    if (rank.rank == 2) {
+      auto store = rank.store("world");
+      tccl::publish_joined(client_of(*store), 2);
+      ::raise(SIGKILL);
+    }
+    rank.join("world", 20s);
+  });
+  ranks.finish();
+  expect_others_fail_with(
+      ranks, 2, "peer_lost",
+      {"init of group world: rank 2 (host ", "pid " + std::to_string(ranks.outcomes[2].pid),
+       "ended before the group was formed (connection closed by peer)"});
+}
+
+TEST(RendezvousProcess, ARankThatCannotStartTellsTheOthersWhy) {
+  for (const int failing : {0, 2}) {
+    Ranks ranks(3, [&](Rank& rank) {
+      rank.report("start");
+      if (rank.rank == failing)
+        return tccl::Communicator::report_failed_start(*rank.store("world"), failing, 3,
+                                                       {.timeout = 20s}, "no memory is left");
+      if (rank.rank == 1) std::this_thread::sleep_for(500ms);
+      rank.join("world", 20s);
+    });
+    ranks.finish();
+    expect_others_fail_with(ranks, static_cast<std::size_t>(failing), "system",
+                            {"init of group world: rank " + std::to_string(failing) + " (host ",
+                             "could not start: no memory is left"});
+  }
+}
+
+TEST(RendezvousProcess, AfterAFailureLateRanksFailTooAndTheStoreCanBeUsedAgain) {
+  Ranks ranks(3, [](Rank& rank) {
+    if (rank.rank == 2) std::this_thread::sleep_for(700ms);
+    rank.report("start");
+    try {
+      if (rank.rank == 1) {
+        tccl::Communicator::report_failed_start(*rank.store("world"), 1, 3, {}, "a test");
+        rank.report("error system (not asked for)");
+      } else {
+        rank.join("world", 20s);
+      }
+    } catch (const tccl::Error& error) {
+      rank.report("error system " + std::string(error.what()));
+    }
+    if (rank.rank != 2) std::this_thread::sleep_for(1500ms);  // rank 2 is late
+    for (int attempt = 0;; ++attempt) try {
+        return rank.join("world", 20s)->run(tccl::barrier());
+      } catch (const tccl::Error&) {
+        if (attempt == 20) throw;
+        std::this_thread::sleep_for(100ms);
+      }
+  });
+  ranks.expect_all_exit_cleanly();
+  expect_others_fail_with(ranks, 1, "system", {"rank 1 (host ", "could not start: a test"});
+}
+
+TEST(RendezvousProcess, ARankThatDiedBeforeItJoinsANewGroupIsNamed) {
+  Ranks ranks(4, [](Rank& rank) {
+    auto world = rank.join("world", 20s);
+    world->run(tccl::barrier());
+    if (rank.rank == 1) ::raise(SIGKILL);
+    if (rank.rank == 3) return;  // not in the new group
+    std::this_thread::sleep_for(300ms);
+    rank.report("start");
+    const int members[] = {1, 0, 2};  // the dead rank would be rank 0
+    const auto own = static_cast<int>(std::ranges::find(members, rank.rank) - members);
+    tccl::Communicator::create(rank.context(), *rank.store("tp"), own, 3,
+                               {.name = "tp",
+                                .timeout = 20s,
+                                .parent = world,
+                                .ranks_in_parent = {members, members + 3}});
+  });
+  ranks.finish();
+  for (const std::size_t survivor : {std::size_t{0}, std::size_t{2}}) {
+    const auto start = ranks.outcomes[survivor].find("start");
+    const auto error = ranks.outcomes[survivor].find("error peer_lost");
+    ASSERT_TRUE(start && error) << ranks.transcript();
+    EXPECT_NE(error->text.find("init of group tp: rank 0, which is rank 1 (host "),
+              std::string::npos)
+        << error->text;
+    EXPECT_LT(error->time_ms - start->time_ms, 5000);
+  }
+}
+
+/// Any user of the host can read the secret in a store such as torch's TCPStore.
+TEST(RendezvousProcess, ARankOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  const std::uint16_t port = free_port();
+  Ranks ranks(2, [&](Rank& rank) {
+    auto store = tccl::tcp_store("127.0.0.1", port, rank.rank == 0, 10s);
+    if (rank.rank == 1) check(::setuid(65534) == 0, "setuid");
+    rank.report("start");
+    try {
+      tccl::Communicator::create(rank.context(), *store, rank.rank, 2,
+                                 {.name = "world", .timeout = 10s});
+    } catch (...) {
+      if (rank.rank == 0) std::this_thread::sleep_for(500ms);  // serve the store
+      throw;
+    }
+  });
+  ranks.finish();
+  for (const std::size_t r : {std::size_t{0}, std::size_t{1}}) {
+    const auto error = ranks.outcomes[r].find("error ");
+    ASSERT_TRUE(error) << ranks.transcript();
+    EXPECT_NE(error->text.find("all ranks of a host must belong to one user"), std::string::npos)
+        << ranks.transcript();
+  }
 }
 
 long resident_kib() {

@@ -145,7 +145,7 @@ def test_a_group_is_described_at_its_first_operation():
 def test_a_replaced_backend_is_named():
     variables = {"CCL_LOG_LEVEL": "INFO", "CCL_REPLACE": "gloo", "TEST_BACKEND": "gloo"}
     ((_, group, level, text),) = run_job(**variables)
-    assert (group, level) == ("gloo", "info")
+    assert (group, level) == ("world", "info")
     assert text.endswith("; gloo is served by torch-ccl")
 
 

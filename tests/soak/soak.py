@@ -73,6 +73,8 @@ class Plan:
         case = draw(self._rng, name, size, any_combination(self._rng), tag=self._count)
         if self._rng.random() < 0.3:
             case = replace(case, shape=(int(10 ** self._rng.uniform(0, 4.5)),))
+        if asynchronous and case.interface == "backend" and case.operation not in POINT_TO_POINT:
+            case = replace(case, interface="group")  # the backend's own methods block
         return group, replace(case, asynchronous=asynchronous)
 
 

@@ -12,6 +12,7 @@
 
 #include "base/unix_socket.h"
 #include "memory_store.h"
+#include "rendezvous/host_discovery.h"
 #include "rendezvous/join_record.h"
 #include "rendezvous/rendezvous.h"
 #include "rendezvous/secret.h"
@@ -80,7 +81,8 @@ class CoordinatorFailure : public ::testing::Test {
     while (!connect_to(rendezvous_socket_name(coordinator.secret)))
       std::this_thread::sleep_for(1ms);
     auto rank_1 = std::async(std::launch::async, [&] { return error_of(member); });
-    while (!read_join_record(shared_store_, 1).waiting) std::this_thread::sleep_for(1ms);
+    const StoreClient client = store_client_for(coordinator, {});
+    while (!read_join_record(client, 1).waiting) std::this_thread::sleep_for(1ms);
     fail();
     coordinator_error_ = rank_0.get();
     member_error_ = rank_1.get();

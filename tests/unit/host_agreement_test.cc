@@ -223,13 +223,17 @@ TEST(HostAgreement, AMissingHostIsATimeout) {
 class MissingRanks : public ::testing::Test {
  protected:
   std::string text(int size, std::vector<int> local_waiters) {
-    RendezvousOptions options = Hosts(size).options_of(0, 1500ms);
-    options.store = &store_;
-    return missing_ranks_timeout(options, local_waiters).what();
+    return missing_ranks_timeout(options(size), local_waiters).what();
   }
   void join(int rank, bool waiting) {
-    publish_joined(store_, rank);
-    if (waiting) JoinRecordWriter(store_, rank).write_waiting();
+    const StoreClient client = store_client_for(options(2), {});
+    publish_joined(client, rank);
+    if (waiting) JoinRecordWriter(client, rank).write_waiting();
+  }
+  RendezvousOptions options(int size) {
+    RendezvousOptions options = Hosts(size).options_of(0, 1500ms);
+    options.store = &store_;
+    return options;
   }
 
   MemoryStore store_;

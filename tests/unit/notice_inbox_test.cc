@@ -29,6 +29,7 @@ class OneLocalRank : public LocalMembership {
                                       const std::string& operation) const override {
     return {Errc::peer_lost, operation};
   }
+  [[nodiscard]] bool process_has_ended(int) const noexcept override { return false; }
   void note_lost(const LostRank& /*lost*/) noexcept override {}
   [[nodiscard]] std::vector<LostRank> lost_ranks() const override { return {}; }
   [[nodiscard]] bool failed() const noexcept override { return failed_; }

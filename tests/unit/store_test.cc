@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "free_port.h"
 #include "rendezvous/tcp_store_server.h"
 #include "tccl/error.h"
 #include "tccl/store.h"
@@ -25,19 +26,6 @@ namespace tccl {
 namespace {
 
 using namespace std::chrono_literals;
-
-/// A port that is free at the moment.
-std::uint16_t free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
 
 class StoreTest : public ::testing::TestWithParam<const char*> {
  protected:
@@ -174,6 +162,22 @@ TEST(FileStore, LeavesThePermissionsOfAnExistingDirectory) {
   std::filesystem::permissions(directory, shared);
   file_store(directory)->set("key", "value");
   EXPECT_EQ(std::filesystem::status(directory).permissions(), shared);
+  std::filesystem::remove_all(directory);
+}
+
+TEST(FileStore, ADirectoryOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  char name[] = "/tmp/tccl-other-user-XXXXXX";
+  const std::string directory = ::mkdtemp(name);
+  ASSERT_EQ(::chown(name, 65534, 65534), 0);
+  try {
+    file_store(directory);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("belongs to user 65534"), std::string::npos)
+        << error.what();
+  }
   std::filesystem::remove_all(directory);
 }
 

@@ -101,6 +101,9 @@ class LocalGroup final : public LocalMembership {
   [[nodiscard]] bool is_marked_failed(int local_rank) const noexcept;
   /// The reason that rank has seen; call only after is_marked_failed(rank).
   [[nodiscard]] Error failure_of(int local_rank) const;
+  [[nodiscard]] bool process_has_ended(int local_rank) const noexcept override {
+    return process(local_rank).has_departed() || process(local_rank).died();
+  }
   [[nodiscard]] Error peer_lost_error(int local_rank, const std::string& operation) const override;
   [[nodiscard]] int failure_reporter() const override { return failure_record(local_rank()).reporter; }
   [[nodiscard]] Error earlier_failure() const override;

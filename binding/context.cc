@@ -75,13 +75,13 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
   }
 }
 
-void close_context() {
+void close_context(std::chrono::milliseconds wait_for_operations) {
   std::shared_ptr<tccl::Context> context;
   {
     const std::lock_guard lock(holder().mutex);
     context = std::move(holder().context);
   }
-  if (context) context->close();
+  if (context) context->close(wait_for_operations);
   DeferredReceives::instance().close();  // all groups are closed by now
 }
 

@@ -2,6 +2,7 @@
 // Thread safety: every function may be called from any thread.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -20,7 +21,8 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
                                                       int rank, int size,
                                                       tccl::Communicator::Options options);
 
-/// Closes the context and joins its threads. Python calls it before the interpreter shuts down.
-void close_context();
+/// Closes the context and joins its threads: see tccl::Context::close(). Python calls it before the
+/// interpreter shuts down.
+void close_context(std::chrono::milliseconds wait_for_operations);
 
 }  // namespace torch_ccl

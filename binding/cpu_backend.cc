@@ -209,7 +209,17 @@ c10d::ErrorType CpuBackend::getError() {
   }
 }
 
-void CpuBackend::shutdown() { communicator_->close(); }
+// close() waits for started operations, too, but an interrupt could not end that wait.
+void CpuBackend::shutdown() {
+  try {
+    while (!communicator_->wait_until_idle(kInterruptInterval)) check_interrupt();
+  } catch (...) {
+    communicator_->abort("interrupted while it waited for operations, to leave the group");
+    communicator_->close();
+    throw;
+  }
+  communicator_->close();
+}
 
 void CpuBackend::abort() { communicator_->abort(/*reason=*/""); }
 

@@ -128,6 +128,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "An uninitialised tensor in memory that the ranks of this host share.");
   module.def("operation_count", &ProcessGroupCCL::operation_count,
              "The number of collectives and messages that this process has started over ccl.");
-  module.def("_close", &torch_ccl::close_context, ReleaseGil(),
+  module.def("_close", &torch_ccl::close_context, py::arg("wait_for_operations"), ReleaseGil(),
              "Close the context and join its threads; called at exit.");
 }

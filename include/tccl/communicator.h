@@ -104,6 +104,9 @@ class TCCL_API Communicator {
   /// Fails every pending operation, here and on all other ranks, immediately. The error names this
   /// rank and the reason, if that is not empty.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// Waits until no started collective or send is left, or the group has failed or is closed; false
+  /// after `timeout`. Operations that others start meanwhile count, too.
+  virtual bool wait_until_idle(Milliseconds timeout) const = 0;
   /// Waits for started operations (receives are cancelled), then leaves the group. Idempotent.
   virtual void close() noexcept = 0;
 };

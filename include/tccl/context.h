@@ -7,6 +7,7 @@
 // Thread safety: every method may be called from any thread.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -39,8 +40,10 @@ class TCCL_API Context {
   [[nodiscard]] virtual std::size_t staging_bytes() const noexcept = 0;
 
   /// Announces the departure of this process to all peers and joins all threads. Communicators that
-  /// are still open are closed; those with operations in flight are aborted first.
-  virtual void close() noexcept = 0;
+  /// are still open are closed; those with operations in flight after `wait_for_operations` are
+  /// aborted first.
+  virtual void close(std::chrono::milliseconds wait_for_operations) noexcept = 0;
+  void close() noexcept { close(std::chrono::milliseconds(0)); }
 };
 
 }  // namespace tccl

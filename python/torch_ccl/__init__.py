@@ -110,7 +110,7 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     import torch
 
     __version__ = importlib.metadata.version("torch-ccl")
-    from torch_ccl import extension, launchers
+    from torch_ccl import environment, extension, launchers
 
     extension.load()
     from torch_ccl import _C
@@ -130,8 +130,8 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     torch.distributed.ProcessGroupCCL = ProcessGroupCCL  # type: ignore[attr-defined]
     _register()
     _override_backends()
-    # Before the interpreter shuts down: _close joins threads that may be running Python callbacks.
-    atexit.register(_C._close)
+    # Before the interpreter shuts down: it joins threads that may be running Python callbacks.
+    atexit.register(environment.close_at_exit)
 else:
 
     def __getattr__(name: str) -> object:

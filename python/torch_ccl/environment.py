@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +18,9 @@ def get_dist_env() -> launchers.DistEnv:
     """
     return launchers.get_dist_env(os.environ)
 
+
+#: For operations that nobody waited for, at the end of the script.
+_EXIT_WAIT = timedelta(seconds=10)
 
 #: Arguments of init_process_group that select the rendezvous.
 _RENDEZVOUS_ARGUMENTS = {"init_method", "store", "rank", "world_size"}
@@ -37,12 +41,24 @@ def init(backend: str = "ccl", **options: Any) -> launchers.DistEnv:
     return get_dist_env()
 
 
+def _ends_by_an_exception() -> bool:
+    """Peers may never join the operations in progress then."""
+    return getattr(sys, "last_value", None) is not None
+
+
 def _destroy_at_exit() -> None:
-    """Complete operations in progress. After an exception do not: peers may never join them. The
-    backend then reports the failure to the peers when the process ends."""
-    has_failed = getattr(sys, "last_value", None) is not None
-    if dist.is_initialized() and not has_failed:
+    """Complete operations in progress. After an exception the backend reports the failure to the
+    peers instead, when the process ends."""
+    if dist.is_initialized() and not _ends_by_an_exception():
         dist.destroy_process_group()
+
+
+def close_at_exit() -> None:
+    """Leave all groups. Operations in progress that nobody waited for are completed, if the peers
+    join them soon; else the peers get an error."""
+    from torch_ccl import _C
+
+    _C._close(timedelta(0) if _ends_by_an_exception() else _EXIT_WAIT)
 
 
 def settings() -> dict[str, str]:

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "base/fork_hook.h"
+#include "base/format.h"
 #include "base/system_error.h"
 
 namespace tccl {
@@ -28,10 +29,17 @@ Cache& cache() {
   return *cache;
 }
 
+[[noreturn]] void throw_too_large(const char* call, std::size_t bytes) {
+  throw_system_error(
+      formatted("{}: {} bytes of address space for shared memory (CCL_SHARED_BYTES; the limit of "
+                "the process may be RLIMIT_AS or RLIMIT_FSIZE)",
+                call, bytes));
+}
+
 Fd new_sealed_memfd(std::size_t bytes) {
   Fd fd(::memfd_create("tccl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system_error("memfd_create");
-  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw_system_error("ftruncate(memfd)");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw_too_large("ftruncate", bytes);
   // Without this seal a peer could shrink the file, and an access would raise SIGBUS.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
     throw_system_error("fcntl(F_ADD_SEALS)");
@@ -57,7 +65,7 @@ SharedMemory::SharedMemory(Fd fd, std::size_t bytes, const Bytes32& id)
     : fd_(std::move(fd)), bytes_(bytes), id_(id), owner_(::getpid()) {
   void* address =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
-  if (address == MAP_FAILED) throw_system_error("mmap(shared memory)");
+  if (address == MAP_FAILED) throw_too_large("mmap", bytes);
   base_ = static_cast<std::byte*>(address);
   // Forked children (data-loader workers) must neither keep the memory alive nor write to it,
   // except to ranges that inherit_in_child() allows.

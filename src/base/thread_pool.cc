@@ -3,11 +3,12 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
+#include "base/start_thread.h"
 
 namespace tccl {
 
@@ -16,8 +17,14 @@ struct ThreadPool::Pool {
   std::condition_variable wake;
   std::deque<std::function<void()>> tasks;
   std::size_t idle = 0;
+  bool warned = false;
   bool stopping = false;
   std::vector<std::thread> threads;
+
+  static void start_thread(const std::shared_ptr<Pool>& pool) {
+    pool->threads.push_back(
+        tccl::start_thread("a thread of the pool", [pool] { pool->run_thread(); }));
+  }
 
   void run_thread() {
     std::unique_lock lock(mutex);
@@ -37,16 +44,19 @@ struct ThreadPool::Pool {
   }
 };
 
-ThreadPool::ThreadPool() : pool_(std::make_shared<Pool>()) {}
+ThreadPool::ThreadPool() : pool_(std::make_shared<Pool>()) {
+  const std::lock_guard lock(pool_->mutex);
+  Pool::start_thread(pool_);
+}
 
 void ThreadPool::submit(std::function<void()> task) {
   const std::lock_guard lock(pool_->mutex);
   pool_->tasks.push_back(std::move(task));
   if (pool_->idle >= pool_->tasks.size()) return pool_->wake.notify_one();
   try {
-    pool_->threads.emplace_back([pool = pool_] { pool->run_thread(); });
-  } catch (const std::system_error& error) {
-    log_warning(std::string("cannot start another thread: ") + error.what());
+    Pool::start_thread(pool_);
+  } catch (const Error& error) {
+    if (!std::exchange(pool_->warned, true)) log_warning(error.what());
   }
 }
 

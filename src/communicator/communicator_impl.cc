@@ -212,7 +212,24 @@ void CommunicatorImpl::fail_as_aborted(const std::string& text) noexcept {
   membership_.fail(Error(Errc::aborted, text, {rank_}));
 }
 
-void CommunicatorImpl::depart() noexcept {
+bool CommunicatorImpl::is_idle() const {
+  return closed_.load(std::memory_order_relaxed) || error() != nullptr ||
+         (queue_->is_idle() && !p2p_->has_outstanding_sends());
+}
+
+bool CommunicatorImpl::wait_until_idle(Milliseconds timeout) const {
+  // A signal handler cannot wait for the operation that it interrupts; close() deals with that.
+  if (queue_->is_run_by_this_thread()) return true;
+  const Deadline deadline = deadline_after(timeout);
+  while (!is_idle()) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+  return true;
+}
+
+void CommunicatorImpl::depart(Deadline deadline) noexcept {
+  wait_until_idle(time_left(deadline));
   if (!queue_->is_idle() || p2p_->has_outstanding())
     fail_as_aborted(formatted("rank {} left group {} with operations in flight", rank_, name()));
   close();

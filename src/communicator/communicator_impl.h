@@ -48,12 +48,13 @@ class CommunicatorImpl final : public Communicator {
     return closed_.load(std::memory_order_relaxed);
   }
   void abort(const std::string& reason) noexcept override;
+  bool wait_until_idle(Milliseconds timeout) const override;
   void close() noexcept override;
   /// "rank 3 (host b, pid 4711)" if the process of that rank has ended, else an empty text.
   [[nodiscard]] std::string ended_process(int rank) const;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
-  /// flight. A process that exits with none does not disturb its peers.
-  void depart() noexcept;
+  /// flight at the deadline. A process that exits with none does not disturb its peers.
+  void depart(Deadline deadline) noexcept;
 
  private:
   /// Throws if this is a forked child or the group is closed. Describes the group in the log once.
@@ -63,6 +64,7 @@ class CommunicatorImpl final : public Communicator {
   void throw_if_failed() const;
   void validate_call(const Operation& operation) const;
   void wait_or_withdraw(const std::shared_ptr<Work>& work);
+  [[nodiscard]] bool is_idle() const;
   [[nodiscard]] Milliseconds effective(Milliseconds timeout) const;
   [[nodiscard]] std::unique_ptr<ofi::OfiP2p> make_ofi_p2p() const;
 

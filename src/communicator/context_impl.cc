@@ -73,15 +73,16 @@ std::shared_ptr<void> ContextImpl::allocate(std::size_t bytes) {
   return heap_->allocate(bytes);
 }
 
-void ContextImpl::close() noexcept {
+void ContextImpl::close(std::chrono::milliseconds wait_for_operations) noexcept {
   if (forked() || closed_.exchange(true, std::memory_order_relaxed)) return;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators;
   {
     const std::lock_guard lock(mutex_);
     communicators.swap(communicators_);
   }
+  const Deadline deadline = deadline_after(wait_for_operations);
   for (const auto& weak : communicators) {
-    if (const auto communicator = weak.lock()) communicator->depart();
+    if (const auto communicator = weak.lock()) communicator->depart(deadline);
   }
   progress_thread_->stop();
   thread_pool_->stop();

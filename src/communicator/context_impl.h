@@ -40,7 +40,8 @@ class ContextImpl final : public Context {
   [[nodiscard]] std::size_t staging_bytes() const noexcept override {
     return settings_.staging_bytes;
   }
-  void close() noexcept override;
+  using Context::close;
+  void close(std::chrono::milliseconds wait_for_operations) noexcept override;
 
   [[nodiscard]] const Settings& settings() const noexcept { return settings_; }
   [[nodiscard]] const AlgorithmSelector& algorithms() const noexcept { return algorithms_; }

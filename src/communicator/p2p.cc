@@ -212,6 +212,13 @@ void P2p::complete(const std::vector<P2pWorkPtr>& finished) {
   completing_.fetch_sub(1, std::memory_order_release);  // pairs with close()
 }
 
+bool P2p::has_outstanding_sends() {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(protocol_.outstanding(), [](const P2pWorkPtr& work) {
+    return work->operation.op == Op::send;
+  });
+}
+
 void P2p::close(Milliseconds flush_timeout) noexcept {
   {
     const std::lock_guard lock(mutex_);

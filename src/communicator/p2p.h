@@ -71,6 +71,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   /// Cancels receives, waits for sends until their deadlines, and waits up to `flush_timeout` for
   /// messages to other hosts. Nothing moves afterwards.
   void close(Milliseconds flush_timeout) noexcept;
+  [[nodiscard]] bool has_outstanding_sends();
 
  private:
   class Waiting;

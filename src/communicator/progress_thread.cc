@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/start_thread.h"
 #include "communicator/p2p.h"
 
 namespace tccl {
@@ -138,7 +139,7 @@ struct ProgressThread::State {
 ProgressThread::ProgressThread(std::shared_ptr<ProgressSignal> signal)
     : state_(std::make_shared<State>()) {
   state_->signal = std::move(signal);
-  thread_ = std::thread([state = state_] { state->run(); });
+  thread_ = start_thread("the progress thread", [state = state_] { state->run(); });
 }
 
 void ProgressThread::add(const std::shared_ptr<P2p>& engine) {

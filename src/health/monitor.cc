@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 
 #include "base/clock.h"
+#include "base/start_thread.h"
 #include "base/system_error.h"
 #include "tccl/error.h"
 
@@ -40,7 +41,9 @@ Monitor::Monitor(ProcessPage& page, std::function<void()> on_heartbeat)
   std::promise<void> mutex_held;
   auto held = mutex_held.get_future();
   thread_ =
-      std::thread([this, promise = std::move(mutex_held)]() mutable { main(std::move(promise)); });
+      start_thread("the monitor thread", [this, promise = std::move(mutex_held)]() mutable {
+        main(std::move(promise));
+      });
   held.wait();  // before another process can see the page
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/crypto.h"
 #include "base/format.h"
+#include "base/start_thread.h"
 #include "base/system_error.h"
 #include "rendezvous/init_errors.h"
 #include "rendezvous/join_record.h"
@@ -93,7 +94,9 @@ void try_publish_failure(const RendezvousOptions& options, const Status& status)
 }
 
 HostDiscovery::HostDiscovery(const RendezvousOptions& options)
-    : done_event_(open_event()), thread_([this, &options] { run(options); }) {}
+    : done_event_(open_event()),
+      thread_(start_thread("the thread that discovers hosts", [this, &options] { run(options); })) {
+}
 
 HostDiscovery::~HostDiscovery() {
   stopping_.store(true, std::memory_order_relaxed);  // read by the thread's polls; join() orders

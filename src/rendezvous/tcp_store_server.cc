@@ -16,6 +16,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/start_thread.h"
 #include "base/system_error.h"
 #include "base/tcp_socket.h"
 #include "tccl/error.h"
@@ -67,7 +68,7 @@ TcpStoreServer::TcpStoreServer(const std::string& host, std::uint16_t port, Limi
       stop_(::eventfd(0, EFD_CLOEXEC)),
       fork_hook_(mutex_, [this] { close_in_child(); }) {
   if (!stop_) throw_system_error("eventfd");
-  thread_ = std::thread([this] { main(); });
+  thread_ = start_thread("the thread of the store", [this] { main(); });
 }
 
 TcpStoreServer::~TcpStoreServer() {

@@ -385,6 +385,14 @@ works += [dist.broadcast(torch.ones(16), 0, async_op=True)]
 works += [dist.all_reduce(torch.ones(8), group=dist.new_group([0, 1]), async_op=True)]
 dist.barrier()
 """,
+    "not waited for, and the peer is late": """
+if rank == 0:
+    dist.all_reduce(x, async_op=True)
+else:
+    time.sleep(1)
+    dist.all_reduce(x)
+    assert x[0].item() == 2
+""",
     "callback under way": """
 work = dist.all_reduce(x, async_op=True)
 work.get_future().then(lambda future: time.sleep(0.3))

@@ -130,3 +130,22 @@ def check_wait_with_future(rank: int, size: int) -> None:
 
 def test_wait_with_future():
     run_ranks(2, check_wait_with_future, bound_s=30)
+
+
+def check_interrupted_destroy(rank: int, size: int) -> None:
+    """The peers learn of it, too."""
+    start = time.monotonic()
+    if rank == 1:
+        time.sleep(1.5)
+        with pytest.raises(dist.DistBackendError, match="rank 0 .*interrupted"):
+            dist.all_reduce(torch.ones(3))
+        return
+    dist.all_reduce(torch.ones(3), async_op=True)
+    on_alarm(raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        dist.destroy_process_group()
+    assert time.monotonic() - start < 1.4
+
+
+def test_interrupted_destroy():
+    run_ranks(2, check_interrupted_destroy, bound_s=30)

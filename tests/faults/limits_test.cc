@@ -1,0 +1,128 @@
+// Ranks whose system allows them no more threads, descriptors or memory: they fail with a text that
+// names the limit, the other ranks with the same text, and none waits for ever.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "free_port.h"
+#include "harness.h"
+
+namespace faults {
+namespace {
+
+/// The ranks of a job that belongs to an ordinary user: root may start threads without limit.
+class LimitsProcess : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become a user without other processes";
+  }
+
+  std::shared_ptr<tccl::Store> store_of(const Rank& rank) const {
+    return tccl::tcp_store("127.0.0.1", port_, rank.rank == 0, 10s);
+  }
+  std::shared_ptr<tccl::Communicator> join(Rank& rank, tccl::Store& store) const {
+    return tccl::Communicator::create(rank.context(), store, rank.rank, rank.size,
+                                      {.name = "world", .timeout = 10s});
+  }
+  static void become_ordinary_user() { check(::setuid(65534) == 0, "setuid"); }
+  static void limit(int resource, rlim_t value) {
+    const rlimit limits{.rlim_cur = value, .rlim_max = value};
+    check(::setrlimit(resource, &limits) == 0, "setrlimit");
+  }
+
+  /// Rank 1 reports why it cannot start; the other ranks fail with the same text.
+  static void expect_all_fail_with(Ranks& ranks, const std::vector<std::string>& parts) {
+    ranks.finish();
+    for (const int rank : {0, 1, 2}) {
+      const Outcome& outcome = ranks.outcomes[static_cast<std::size_t>(rank)];
+      const auto error = outcome.find("error system");
+      ASSERT_TRUE(error) << ranks.transcript();
+      for (const std::string& part : parts)
+        EXPECT_NE(error->text.find(part), std::string::npos) << part << "\n" << error->text;
+      if (rank != 1) {
+        EXPECT_NE(error->text.find(kPrefix), std::string::npos) << error->text;
+      }
+      EXPECT_LT(error->time_ms - outcome.find("start")->time_ms, 5000);
+    }
+  }
+
+  /// Rank 1 reaches a limit before it creates its context.
+  void start_with_limit(const std::function<void()>& reach_limit,
+                        const std::vector<std::string>& parts) {
+    Ranks ranks(3, [&](Rank& rank) {
+      auto store = store_of(rank);
+      become_ordinary_user();
+      rank.report("start");
+      if (rank.rank == 1) {
+        reach_limit();
+        try {
+          rank.context();
+        } catch (const tccl::Error& error) {
+          tccl::Communicator::report_failed_start(*store, 1, 3, {.timeout = 10s}, error.what());
+          throw;
+        }
+      }
+      try {
+        join(rank, *store);
+      } catch (const tccl::Error&) {
+        if (rank.rank == 0) std::this_thread::sleep_for(500ms);  // serve the store
+        throw;
+      }
+    });
+    expect_all_fail_with(ranks, parts);
+  }
+
+  const std::uint16_t port_ = free_port();
+  static constexpr const char* kPrefix = "init of group world: rank 1 (host ";
+};
+
+TEST_F(LimitsProcess, StartedOperationsCompleteAlthoughNoThreadCanBeStarted) {
+  Ranks ranks(2, [&](Rank& rank) {
+    auto store = store_of(rank);
+    become_ordinary_user();
+    auto world = join(rank, *store);
+    limit(RLIMIT_NPROC, 1);
+    float x = 1;
+    int in = 0;
+    int out = rank.rank;
+    const auto sum =
+        world->start(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
+    const auto send = world->start(tccl::send(&out, sizeof out, 1 - rank.rank));
+    const auto recv = world->start(tccl::recv(&in, sizeof in, 1 - rank.rank));
+    std::atomic<int> callbacks{0};
+    for (const auto& work : {sum, send, recv}) work->on_done([&] { ++callbacks; });
+    // Nobody waits: the threads of the context do all of it.
+    const auto end = std::chrono::steady_clock::now() + 20s;
+    while (callbacks < 3) {
+      check(std::chrono::steady_clock::now() < end, "the operations complete");
+      std::this_thread::sleep_for(1ms);
+    }
+    check(x == 2 && in == 1 - rank.rank, "the results");
+    if (rank.rank == 0) world->run(tccl::recv(&in, sizeof in, 1));  // serve the store
+    if (rank.rank == 1) world->run(tccl::send(&out, sizeof out, 0));
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+TEST_F(LimitsProcess, NoThreads) {
+  start_with_limit([] { limit(RLIMIT_NPROC, 1); },
+                   {"cannot start ", "RLIMIT_NPROC", "pids.max"});
+}
+
+TEST_F(LimitsProcess, NoAddressSpace) {
+  start_with_limit([] { limit(RLIMIT_AS, rlim_t{1} << 30); },
+                   {"CCL_SHARED_BYTES", "Cannot allocate memory"});
+}
+
+TEST_F(LimitsProcess, NoDescriptors) {
+  start_with_limit(
+      [] {
+        // The connection to the store takes one.
+        const int lowest = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+        limit(RLIMIT_NOFILE, static_cast<rlim_t>(lowest) + 2);
+      },
+      {"Too many open files"});
+}
+
+}  // namespace
+}  // namespace faults

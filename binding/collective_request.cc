@@ -49,16 +49,17 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {  // both contiguous
   return std::less<>()(a_data, b_data + b.nbytes()) && std::less<>()(b_data, a_data + a.nbytes());
 }
 
-// Whether two contiguous tensors of the list overlap. Others are written by copies anyway.
+// Whether two tensors of the list may overlap.
 bool any_overlap(const Tensors& list) {
   struct Range {
     std::uintptr_t begin, end;
   };
   c10::SmallVector<Range, 8> ranges;
   for (const at::Tensor& tensor : list) {
-    if (!is_plain(tensor)) continue;
+    if (tensor.numel() == 0) continue;
     const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-    if (tensor.numel() > 0) ranges.push_back({begin, begin + tensor.nbytes()});
+    const std::size_t offset = static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+    ranges.push_back({begin, begin + storage_bytes_needed(tensor) - offset});
   }
   std::ranges::sort(ranges, {}, &Range::begin);
   return std::ranges::adjacent_find(ranges, [](const Range& a, const Range& b) {

@@ -60,9 +60,9 @@ std::shared_ptr<tccl::Context> context() {
 
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,
-                                                      tccl::Communicator::Options options) {
+                                                      tccl::Communicator::Options options,
+                                                      bool is_world) {
   C10dStore adapter(store, check_interrupt);
-  const bool is_world = options.name == "world" && options.ranks_in_parent.empty();
   try {
     const auto own_context = context_or_report(adapter, rank, size, options);
     if (!is_world) options.parent = world();

@@ -15,11 +15,11 @@ namespace torch_ccl {
 std::shared_ptr<tccl::Context> context();
 
 /// Collective over all ranks: rendezvous through `store`, whose keys belong to this group alone.
-/// `options.ranks_in_parent` are global ranks: this finds the group of all ranks, which is the last
-/// group named "world" that has none.
+/// `options.ranks_in_parent` are global ranks, that is, of the last group with `is_world`.
 std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c10d::Store>& store,
                                                       int rank, int size,
-                                                      tccl::Communicator::Options options);
+                                                      tccl::Communicator::Options options,
+                                                      bool is_world);
 
 /// Closes the context and joins its threads: see tccl::Context::close(). Python calls it before the
 /// interpreter shuts down.

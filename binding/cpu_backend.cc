@@ -65,7 +65,8 @@ CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
                                       {.name = group_.name,
                                        .timeout = options_->timeout,
                                        .serves = replaced_backend(*options_),
-                                       .ranks_in_parent = global_ranks(*options_)})),
+                                       .ranks_in_parent = global_ranks(*options_)},
+                                      options_->is_world)),
       staging_bytes_(context()->staging_bytes()),
       timeout_(options_->timeout) {
   init();

@@ -42,6 +42,8 @@ class CpuBackend : public BackendBase {
     // offsets as in that class.
     std::vector<std::shared_ptr<void>> gloo_devices;
     int gloo_threads = 2;
+    /// The group of all ranks, which torch created: later groups find lost ranks through it.
+    bool is_world = false;
   };
 
   /// Collective over all ranks: rendezvous through `store`, whose keys belong to this group alone.

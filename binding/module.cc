@@ -34,6 +34,7 @@ c10::intrusive_ptr<ProcessGroupCCL> create(const c10d::DistributedBackendOptions
   options->group_name = group.group_id;
   options->global_ranks_in_group.assign(group.global_ranks_in_group.begin(),
                                         group.global_ranks_in_group.end());
+  options->is_world = group.global_ranks_in_group.empty();
   return c10::make_intrusive<ProcessGroupCCL>(group.store, group.group_rank, group.group_size,
                                               std::move(options), name);
 }

@@ -50,11 +50,14 @@ ProcessGroupCCL::BackendPtr ProcessGroupCCL::split(const StorePtr& store,
   const auto own = std::ranges::find(ranks, getRank());
   if (own == ranks.end()) return nullptr;
   auto split_options = copy_options(options, effective_timeout(kNoTimeout));
+  // Unknown if this is a group of some ranks whose backend replaces another one.
   const std::vector<uint64_t>& parent_ranks = this->options().global_ranks_in_group;
   for (const int rank : ranks) {
     const auto index = static_cast<std::size_t>(rank);
-    split_options->global_ranks_in_group.push_back(parent_ranks.empty() ? index
-                                                                        : parent_ranks.at(index));
+    if (!parent_ranks.empty())
+      split_options->global_ranks_in_group.push_back(parent_ranks.at(index));
+    else if (this->options().is_world)
+      split_options->global_ranks_in_group.push_back(index);
   }
   std::string name = split_options->group_name;
   return c10::make_intrusive<ProcessGroupCCL>(store, static_cast<int>(own - ranks.begin()),

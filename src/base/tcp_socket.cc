@@ -1,10 +1,13 @@
 #include "base/tcp_socket.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -132,6 +135,19 @@ Fd start_connecting(const SocketAddress& to,
   if (liveness_timeout) set_liveness_options(fd.get(), *liveness_timeout);
   const bool ok = ::connect(fd.get(), to.get(), to.length()) == 0 || errno == EINPROGRESS;
   return ok ? std::move(fd) : close_keeping_errno(std::move(fd));
+}
+
+void close_on_exec(std::uint16_t local_port) noexcept {
+  const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(::opendir("/proc/self/fd"), ::closedir);
+  while (const dirent* entry = descriptors ? ::readdir(descriptors.get()) : nullptr) {
+    const int fd = std::atoi(entry->d_name);  // 0 for "." and ".."
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) continue;
+    const SocketAddress local(reinterpret_cast<const sockaddr*>(&address), length);
+    const bool is_tcp = local.family() == AF_INET || local.family() == AF_INET6;
+    if (is_tcp && local.port() == local_port) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
 }
 
 void set_liveness_options(int socket, std::chrono::milliseconds liveness_timeout) noexcept {

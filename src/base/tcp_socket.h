@@ -68,6 +68,10 @@ Fd start_connecting(
     const SocketAddress& to,
     std::optional<std::chrono::milliseconds> liveness_timeout = std::nullopt) noexcept;
 
+/// Sets FD_CLOEXEC on all sockets of this process with this local port: for sockets that another
+/// library has opened without it. A program that the process starts would keep the port in use.
+void close_on_exec(std::uint16_t local_port) noexcept;
+
 /// For connections that carry small messages to a host that may disappear: TCP_NODELAY, and the
 /// connection fails with ETIMEDOUT if the other host acknowledges nothing for that long.
 void set_liveness_options(int socket, std::chrono::milliseconds liveness_timeout) noexcept;

@@ -196,7 +196,7 @@ void CommunicatorImpl::check_peers(const std::string& operation) const {
 
 std::string CommunicatorImpl::ended_process(int rank) const {
   const std::lock_guard lock(mutex_);  // else the group's memory may be freed meanwhile
-  if (has_departed_ || rank == rank_ || !membership_.process_has_ended(rank)) return {};
+  if (has_departed_ || rank < 0 || rank >= size_ || rank == rank_ || !membership_.process_has_ended(rank)) return {};
   return membership_.who(rank);
 }
 
@@ -228,8 +228,7 @@ bool CommunicatorImpl::wait_until_idle(Milliseconds timeout) const {
   return true;
 }
 
-void CommunicatorImpl::depart(Deadline deadline) noexcept {
-  wait_until_idle(time_left(deadline));
+void CommunicatorImpl::depart() noexcept {
   if (!queue_->is_idle() || p2p_->has_outstanding())
     fail_as_aborted(formatted("rank {} left group {} with operations in flight", rank_, name()));
   close();

@@ -53,8 +53,8 @@ class CommunicatorImpl final : public Communicator {
   /// "rank 3 (host b, pid 4711)" if the process of that rank has ended, else an empty text.
   [[nodiscard]] std::string ended_process(int rank) const;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
-  /// flight at the deadline. A process that exits with none does not disturb its peers.
-  void depart(Deadline deadline) noexcept;
+  /// flight. A process that exits with none does not disturb its peers.
+  void depart() noexcept;
 
  private:
   /// Throws if this is a forked child or the group is closed. Describes the group in the log once.

@@ -74,21 +74,26 @@ std::shared_ptr<void> ContextImpl::allocate(std::size_t bytes) {
 }
 
 void ContextImpl::close(std::chrono::milliseconds wait_for_operations) noexcept {
-  if (forked() || closed_.exchange(true, std::memory_order_relaxed)) return;
-  std::vector<std::weak_ptr<CommunicatorImpl>> communicators;
-  {
-    const std::lock_guard lock(mutex_);
-    communicators.swap(communicators_);
-  }
+  if (forked()) return;
+  // Before closed_ is set: callbacks of the last operations may start others.
   const Deadline deadline = deadline_after(wait_for_operations);
-  for (const auto& weak : communicators) {
-    if (const auto communicator = weak.lock()) communicator->depart(deadline);
-  }
+  for (const auto& communicator : open_communicators())
+    communicator->wait_until_idle(time_left(deadline));
+  if (closed_.exchange(true, std::memory_order_relaxed)) return;
+  for (const auto& communicator : open_communicators()) communicator->depart();
   progress_thread_->stop();
   thread_pool_->stop();
   if (workers_) workers_->stop();
   if (network_) network_->close();
   monitor_->stop();
+}
+
+std::vector<std::shared_ptr<CommunicatorImpl>> ContextImpl::open_communicators() {
+  std::vector<std::shared_ptr<CommunicatorImpl>> open;
+  const std::lock_guard lock(mutex_);
+  for (const auto& weak : communicators_)
+    if (auto communicator = weak.lock()) open.push_back(std::move(communicator));
+  return open;
 }
 
 void ContextImpl::check_usable() const {

@@ -104,6 +104,7 @@ class ContextImpl final : public Context {
   void defer_free(std::shared_ptr<shm::LocalGroup> group) noexcept;
 
  private:
+  [[nodiscard]] std::vector<std::shared_ptr<CommunicatorImpl>> open_communicators();
   void close_in_child() noexcept;
   void open_network(const std::string& address);
   void on_heartbeat() noexcept;

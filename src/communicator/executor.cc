@@ -13,6 +13,10 @@
 namespace tccl {
 namespace {
 
+/// A rank that has gone may have done its part: its last messages may still be under way, and ranks
+/// of this host that have them may not have had a CPU yet.
+constexpr std::chrono::milliseconds kLostRankGrace{250};
+
 /// The index may come from another host.
 const char* algorithm_name(std::uint8_t index) {
   return index < algorithms().size() ? algorithm(index).name : "unknown";
@@ -50,7 +54,7 @@ std::optional<Error> Executor::find_lost_rank() {
   if (!lost) lost = membership_.find_lost_rank(sequence_, board_.operation());
   if (!lost) return std::nullopt;
   if (!lost_since_) lost_since_ = Clock::now();
-  return Clock::now() - *lost_since_ >= ofi::kDepartureGrace ? lost : std::nullopt;
+  return Clock::now() - *lost_since_ >= kLostRankGrace ? lost : std::nullopt;
 }
 
 /// Control connections report deaths. The operation opens them, too, but perhaps only after it has

@@ -1,5 +1,6 @@
 #include "communicator/group_builder.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -129,6 +130,9 @@ class GroupBuilder {
 
 namespace {
 
+/// How long a rank that cannot start waits for rank 0 to tell the others why.
+constexpr Milliseconds kReportTimeout{5'000};
+
 RendezvousOptions rendezvous_options_for(Store& store, int rank, int size,
                                          const Communicator::Options& options,
                                          const Settings& settings) {
@@ -159,12 +163,22 @@ void rendezvous_as(GroupBuilder& builder, RendezvousOptions& options, ContextImp
   rendezvous(options, context.arena().memory()->fd(), context.process_fd());
 }
 
-/// For the exception that is being handled.
+void agree_on_new_secret(RendezvousOptions& options, ContextImpl& context) {
+  try {
+    options.secret = agree_on_secret(options, context.settings().secret_file);
+  } catch (...) {
+    context.set_last_failed_attempt(options.last_failed_attempt);
+    throw;
+  }
+}
+
+/// For the exception that is being handled. What a rendezvous has reported already stays.
 void after_failed_rendezvous(ContextImpl& context, const RendezvousOptions& options) {
   if (options.size == 1) return;
+  const Status failure = failure_status(attributed_to_this_rank(options));
   context.set_last_failed_attempt(attempt_of(options.secret));
-  if (options.rank == 0)
-    replace_secret_by_failure(options, failure_status(attributed_to_this_rank(options)));
+  try_publish_failure(options, failure);
+  if (options.rank == 0) replace_secret_by_failure(options, failure);
 }
 
 }  // namespace
@@ -178,9 +192,10 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
   rendezvous_options.lost_process = [&](int other) { return lost_process(options, other); };
   rendezvous_options.last_failed_attempt = context.last_failed_attempt();
   // A group of one rank does not use the store: torch gives all groups of one rank the same keys.
-  rendezvous_options.secret =
-      size == 1 ? to_hex(random_bytes32())
-                : agree_on_secret(rendezvous_options, context.settings().secret_file);
+  if (size == 1)
+    rendezvous_options.secret = to_hex(random_bytes32());
+  else
+    agree_on_new_secret(rendezvous_options, context);
   try {
     if (size > 1) publish_joined(store_client_for(rendezvous_options, {}), rank);
     GroupBuilder builder(context, rendezvous_options, options.first_sequence);
@@ -196,15 +211,17 @@ void report_failed_start(Store& store, int rank, int size, const Communicator::O
                          const std::string& reason) noexcept {
   if (size == 1) return;
   try {
-    const Settings settings = parse_environment();
+    const Settings settings = parse_settings({"CCL_SECRET_FILE"});
     RendezvousOptions rendezvous_options =
         rendezvous_options_for(store, rank, size, options, settings);
+    // The caller waits to report its own error.
+    rendezvous_options.deadline = std::min(rendezvous_options.deadline,
+                                           deadline_after(kReportTimeout));
     rendezvous_options.secret = agree_on_secret(rendezvous_options, settings.secret_file);
-    const Status failure =
-        failure_status(failed_start_error(rendezvous_options, reason));
+    const Status failure = failure_status(failed_start_error(rendezvous_options, reason));
     try_publish_failure(rendezvous_options, failure);
     if (rank == 0) replace_secret_by_failure(rendezvous_options, failure);
-  } catch (const std::exception&) {
+  } catch (...) {
     // The other ranks then fail at the timeout.
   }
 }

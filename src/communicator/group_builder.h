@@ -33,11 +33,11 @@ struct BuiltGroup {
   int ranks_on_same_cpus = 0;  // ranks of this host with the same affinity mask, with this one
 };
 
-/// Collective over all ranks. Throws Error{timeout} that names the missing ranks.
 /// See Communicator::report_failed_start().
 void report_failed_start(Store& store, int rank, int size, const Communicator::Options& options,
                          const std::string& reason) noexcept;
 
+/// Collective over all ranks. Throws Error{timeout} that names the missing ranks.
 BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
                        const Communicator::Options& options);
 

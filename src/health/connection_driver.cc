@@ -131,8 +131,11 @@ void ConnectionDriver::on_attempt_failed(const Connection& connection,
   const bool during_handshake =
       connection.stage() != Stage::connecting && closed.state == State::died;
   if (!during_handshake) return actions.set_final_state(connection.peer, closed.state);
-  // An acceptor drops connections that are slow, such as those of a process that was stopped
-  // meanwhile, so try again: if the acceptor has died, the next connection is refused.
+  // Closed without a challenge: the acceptor has too many connections, or has died just now. Try
+  // again: if it has died, the next connection is refused.
+  if (connection.stage() == Stage::awaits_challenge) return;
+  // An acceptor drops connections that are slow, too, such as those of a process that was stopped
+  // meanwhile. One that does not accept a response again and again is another process.
   if (++peer.failed_handshakes < kMaxFailedHandshakes) return;
   actions.set_final_state(connection.peer, State::died);
   actions.warn(formatted("no control connection to {} ({}): {}", connection.remote_address,

@@ -57,10 +57,10 @@ int ConnectionTable::count_unauthenticated() const {
       connections_, [](const auto& entry) { return entry.second->is_unauthenticated(); }));
 }
 
-Connection* ConnectionTable::oldest_unauthenticated() const {
-  const auto found = std::ranges::find_if(
-      connections_, [](const auto& entry) { return entry.second->is_unauthenticated(); });
-  return found == connections_.end() ? nullptr : found->second.get();
+int ConnectionTable::count_unauthenticated_of(const std::string& remote_host) const {
+  return static_cast<int>(std::ranges::count_if(connections_, [&](const auto& entry) {
+    return entry.second->is_unauthenticated() && entry.second->remote_host == remote_host;
+  }));
 }
 
 std::vector<std::uint64_t> ConnectionTable::stop_watching() {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -32,7 +33,7 @@ class ConnectionTable {
   [[nodiscard]] std::vector<Connection*> all() const;
   [[nodiscard]] std::vector<Connection*> overdue(Clock::time_point now) const;
   [[nodiscard]] int count_unauthenticated() const;
-  [[nodiscard]] Connection* oldest_unauthenticated() const;
+  [[nodiscard]] int count_unauthenticated_of(const std::string& remote_host) const;
 
   /// From now on the caller drives the connections. Returns the ids for Monitor::unwatch_fd(),
   /// which the caller must call without the mutex held.

@@ -17,6 +17,7 @@ namespace tccl::control {
 struct Connection {
   std::uint64_t id = 0;  // in the ConnectionTable
   Fd socket;
+  std::string remote_host;     // "10.0.0.1"
   std::string remote_address;  // "10.0.0.1:4711"
   Handshake handshake;
   Deadline handshake_deadline = Deadline::max();

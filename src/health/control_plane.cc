@@ -25,7 +25,10 @@ namespace {
 constexpr milliseconds kControlHeartbeatInterval{500};
 constexpr milliseconds kControlHandshakeTimeout{2000};
 constexpr milliseconds kControlFlushTimeout{1000};
-constexpr int kMaxUnauthenticated = 256;
+/// Anyone may connect. Beyond these limits the newest connection is refused: a flood must not
+/// displace a peer that is authenticating itself. A host may have some hundred ranks.
+constexpr int kMaxUnauthenticated = 1024;
+constexpr int kMaxUnauthenticatedOfOneHost = 256;
 /// A stopped process does not read. If heartbeats filled its receive buffer, TCP_USER_TIMEOUT would
 /// break the connection although its host answers. Keep-alive probes need no buffer.
 constexpr int kMaxUnansweredHeartbeats = 20;
@@ -125,6 +128,7 @@ void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer) noexcept 
     if (!socket && is_local_shortage(errno)) return;
     if (!socket) return set_final_state(*peer, state_after_failed_connect(errno));
     connections_.add({.socket = std::move(socket),
+                      .remote_host = address.host(),
                       .remote_address = address.text(),
                       .handshake = Handshake::connecting(peer->secret),
                       .handshake_deadline = deadline_after(options_.liveness_timeout),
@@ -178,18 +182,20 @@ void ControlPlane::accept_pending(Actions& actions) {
     }
     if (errno == EAGAIN) return;
     // Without a descriptor for it, the listener would stay readable: pause it until on_timer().
-    if (is_local_shortage(errno) && !drop_oldest_unauthenticated(actions))
-      return monitor_.change_events(listener_handler_, 0);
+    if (is_local_shortage(errno)) return monitor_.change_events(listener_handler_, 0);
   }
 }
 
 void ControlPlane::accept_connection(Fd socket, Actions& actions) {
-  if (connections_.count_unauthenticated() >= kMaxUnauthenticated)
-    drop_oldest_unauthenticated(actions);
+  const SocketAddress from = SocketAddress::of_remote_end(socket.get());
+  if (connections_.count_unauthenticated() >= kMaxUnauthenticated ||
+      connections_.count_unauthenticated_of(from.host()) >= kMaxUnauthenticatedOfOneHost)
+    return actions.warn(formatted(
+        "refused a control connection from {}: too many others are unauthenticated", from.text()));
   set_liveness_options(socket.get(), options_.liveness_timeout);
-  const std::string remote_address = SocketAddress::of_remote_end(socket.get()).text();
   Connection connection{.socket = std::move(socket),
-                        .remote_address = remote_address,
+                        .remote_host = from.host(),
+                        .remote_address = from.text(),
                         .handshake = Handshake::accepting(),
                         .handshake_deadline = deadline_after(kControlHandshakeTimeout)};
   connection.outbox = encode(connection.handshake.challenge());
@@ -198,13 +204,6 @@ void ControlPlane::accept_connection(Fd socket, Actions& actions) {
   } catch (const Error& error) {  // the peer will try again
     actions.warn(formatted("could not accept a control connection: {}", error.what()));
   }
-}
-
-bool ControlPlane::drop_oldest_unauthenticated(Actions& actions) {
-  Connection* oldest = connections_.oldest_unauthenticated();
-  if (oldest == nullptr) return false;
-  driver_.close(*oldest, {State::died, "too many connections are unauthenticated"}, actions);
-  return true;
 }
 
 // ---- close ----

@@ -92,7 +92,6 @@ class ControlPlane {
   void connect_to(const std::shared_ptr<control::RemotePeer>& peer) noexcept;
   void accept_pending(Actions& actions);
   void accept_connection(Fd socket, Actions& actions);
-  bool drop_oldest_unauthenticated(Actions& actions);
   // --- close(), without the mutex held ---
   bool begin_to_close();
   void send_departure(control::Handshake::Stage stage);

@@ -87,8 +87,9 @@ void throw_if_failure_published(const StoreClient& client) {
 void try_publish_failure(const RendezvousOptions& options, const Status& status) noexcept {
   try {
     const StoreClient client = store_client_for(options, {});
+    throw_if_failure_published(client);  // the first reason stays
     client.store.set(client.key(kFailureKey), as_bytes(status));
-  } catch (const std::exception&) {
+  } catch (...) {
     // The other ranks then fail at the timeout.
   }
 }

@@ -117,6 +117,14 @@ Error ended_error(const RendezvousOptions& options, const std::string& process, 
                     {rank});
 }
 
+Error other_user_error(const RendezvousOptions& options, const std::string& coordinator,
+                       const std::string& member) {
+  return {Errc::invalid_argument,
+          formatted("the rendezvous socket of group {} belongs to {}, but this rank to {}: without "
+                    "CCL_SECRET_FILE all ranks of a host must belong to one user",
+                    options.group, coordinator, member)};
+}
+
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
                             const Error& reason) {
   const char* what = reason.code() == Errc::peer_lost ? "left before the group was formed"

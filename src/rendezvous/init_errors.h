@@ -37,6 +37,10 @@ Error interrupt_error(const RendezvousOptions& options);
 /// closed by peer)`
 Error ended_error(const RendezvousOptions& options, const std::string& process, int rank);
 
+/// Names no rank: the rank that was refused attributes it to itself.
+Error other_user_error(const RendezvousOptions& options, const std::string& coordinator,
+                       const std::string& member);
+
 /// `process` left or did not answer: `reason` is the error of its connection.
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
                             const Error& reason);

@@ -37,6 +37,7 @@ void wait_readable_until(int socket, Deadline deadline, const RendezvousOptions&
 int authenticate(int socket, const RendezvousOptions& options) {
   const auto do_nothing = [] {};
   wait_readable_until(socket, options.deadline, options, do_nothing);
+  throw_if_failure_received(socket, options.deadline);
   const auto challenge = receive_packet<Challenge>(socket, options.deadline);
   const Response response = respond(options.secret, challenge, kLocalHandshake);
   send_packet(socket, JoinRequest{response, options.rank, options.size, ::getpid()},
@@ -80,12 +81,7 @@ std::optional<LocalClient> LocalClient::connect(const RendezvousOptions& options
   Fd socket = connect_to(rendezvous_socket_name(options.secret));
   if (!socket) return std::nullopt;
   if (!options.may_have_other_users && !belongs_to_this_user_or_root(socket.get()))
-    throw init_error(options.group, Errc::invalid_argument,
-                     formatted("rank {} (host {}) belongs to user {}, but the rendezvous socket to "
-                               "{}: without CCL_SECRET_FILE all ranks of a host must belong to one "
-                               "user",
-                               options.rank, host_name(), ::geteuid(), peer_text(socket.get())),
-                     {options.rank});
+    throw other_user_error(options, peer_text(socket.get()), formatted("user {}", ::geteuid()));
   try {
     const int coordinator_rank = authenticate(socket.get(), options);
     return LocalClient(options, std::move(socket), coordinator_rank);

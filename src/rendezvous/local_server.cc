@@ -85,7 +85,7 @@ void LocalServer::accept_connection() {
     return;
   }
   if (!options_.may_have_other_users && !belongs_to_this_user_or_root(socket.get()))
-    return warn_dropped(formatted("it belongs to {}", peer_text(socket.get())));
+    return refuse_other_user(socket.get());
   Connection connection{.socket = std::move(socket),
                         .challenge = make_challenge(),
                         .handshake_deadline = deadline_after(kLocalHandshakeTimeout),
@@ -95,6 +95,18 @@ void LocalServer::accept_connection() {
     connections_.push_back(std::move(connection));
   } catch (const Error&) {
     // The other side closed the connection. A rank will connect again.
+  }
+}
+
+/// A rank of this group gets the reason, too.
+void LocalServer::refuse_other_user(int socket) {
+  const std::string peer = peer_text(socket);
+  warn_dropped("it belongs to " + peer);
+  const Error reason = other_user_error(options_, formatted("user {}", ::geteuid()), peer);
+  try {
+    send_packet(socket, failure_status(reason), deadline_after(kLocalHandshakeTimeout));
+  } catch (const Error&) {
+    // It has closed the connection.
   }
 }
 

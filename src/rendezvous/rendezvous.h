@@ -65,7 +65,8 @@ struct RendezvousOptions {
   /// Whether ranks may belong to different users. Without CCL_SECRET_FILE they may not: any user of
   /// the host can read the secret in the store.
   bool may_have_other_users = false;
-  /// attempt_of() the secret of this process's last rendezvous that failed; see secret.h.
+  /// attempt_of() the secret of this process's last rendezvous that failed (see secret.h): neither
+  /// its secret nor its failure is one of this rendezvous.
   std::string last_failed_attempt{};
 };
 

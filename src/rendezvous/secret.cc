@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <thread>
@@ -44,8 +45,10 @@ std::string check_of(const std::string& secret) { return to_hex(hmac_sha256(secr
 
 /// In place of a secret: kFailed, the attempt, the time, a newline, a Status.
 constexpr std::string_view kFailed = "failed";
-/// An older failure may be that of an earlier job which used the same store.
+/// An older failure is that of an earlier job which used the same store.
 constexpr std::chrono::seconds kFailureLifetime{60};
+/// A younger one may be, too: rank 0 of a new job then replaces it within this time.
+constexpr std::chrono::seconds kFailureGrace{2};
 constexpr std::chrono::milliseconds kPollInterval{100};
 
 std::int64_t unix_time() {
@@ -54,19 +57,20 @@ std::int64_t unix_time() {
       .count();
 }
 
-/// Throws the failure if `value` is one of a rendezvous in which this rank has had no part. False
-/// if it is another one.
-bool is_secret(const RendezvousOptions& options, const std::string& value) {
-  if (!value.starts_with(kFailed)) return true;
-  std::istringstream head(value.substr(kFailed.size(), value.find('\n') - kFailed.size()));
+struct PublishedFailure {
   std::string attempt;
   std::int64_t time = 0;
-  head >> attempt >> time;
-  if (attempt == options.last_failed_attempt || unix_time() - time > kFailureLifetime.count())
-    return false;
-  std::string_view rest = std::string_view(value).substr(value.find('\n') + 1);
-  throw_if_failed(cut_packet<Status>(rest));
-  return false;
+  Status status;
+};
+
+PublishedFailure failure_from(const std::string& value) {
+  const std::size_t end = value.find('\n');
+  std::istringstream head(value.substr(kFailed.size(), end - kFailed.size()));
+  PublishedFailure failure;
+  head >> failure.attempt >> failure.time;
+  std::string_view rest = std::string_view(value).substr(std::min(end, value.size() - 1) + 1);
+  failure.status = cut_packet<Status>(rest);
+  return failure;
 }
 
 Error no_secret(const RendezvousOptions& options) {
@@ -78,25 +82,68 @@ Error no_secret(const RendezvousOptions& options) {
       {0});
 }
 
-std::string read_published_secret(const RendezvousOptions& options) {
-  for (;;) {
-    const Deadline next_poll = std::min(options.deadline, Clock::now() + kPollInterval);
-    try {
-      std::string value = options.store->get(kSecretKey, time_left(next_poll));
-      if (is_secret(options, value)) return value;
-      std::this_thread::sleep_for(time_left(next_poll));
-    } catch (const Error& error) {
-      if (error.code() != Errc::timeout || !error.ranks().empty()) throw;
+/// Reads what rank 0 has published until that is the secret of a new attempt.
+class SecretReader {
+ public:
+  SecretReader(RendezvousOptions& options, const std::string& file_content)
+      : options_(options), file_content_(file_content) {}
+
+  std::string read() {
+    for (;;) {
+      const Deadline next_poll = std::min(options_.deadline, Clock::now() + kPollInterval);
+      try {
+        const std::string value = options_.store->get(kSecretKey, time_left(next_poll));
+        if (value.starts_with(kFailed))
+          throw_unless_ignored(failure_from(value));
+        else if (const std::string secret = checked_secret(value); is_new(secret))
+          return secret;
+        std::this_thread::sleep_for(time_left(next_poll));
+      } catch (const Error& error) {
+        if (!is_unattributed_timeout(error)) throw;  // else there is no such key yet
+      }
+      if (Clock::now() >= options_.deadline) throw no_secret(options_);
+      if (options_.check_interrupt) options_.check_interrupt();
+      throw_if_known_to_have_ended(options_, 0);
     }
-    if (Clock::now() >= options.deadline) throw no_secret(options);
-    if (options.check_interrupt) options.check_interrupt();
-    throw_if_known_to_have_ended(options, 0);
   }
-}
+
+ private:
+  [[nodiscard]] std::string checked_secret(const std::string& published) const {
+    std::string secret = combined(file_content_, published.substr(0, kRandomDigits));
+    if (published.substr(std::min(published.size(), kRandomDigits)) == check_of(secret))
+      return secret;
+    throw init_error(options_.group, Errc::invalid_argument,
+                     formatted("rank {} (host {}) and rank 0 have different secrets: "
+                               "CCL_SECRET_FILE must name a file with the same content on all "
+                               "hosts, or be unset on all",
+                               options_.rank, host_name()),
+                     {options_.rank});
+  }
+
+  /// Rank 0 may not have noticed yet that the attempt in which this rank failed is over.
+  [[nodiscard]] bool is_new(const std::string& secret) const {
+    return options_.last_failed_attempt.empty() ||
+           attempt_of(secret) != options_.last_failed_attempt;
+  }
+
+  void throw_unless_ignored(const PublishedFailure& failure) {
+    if (failure.attempt == options_.last_failed_attempt ||
+        unix_time() - failure.time > kFailureLifetime.count())
+      return;
+    if (!first_seen_) first_seen_ = Clock::now();
+    if (Clock::now() - *first_seen_ < kFailureGrace) return;
+    options_.last_failed_attempt = failure.attempt;
+    throw_if_failed(failure.status);
+  }
+
+  RendezvousOptions& options_;
+  const std::string& file_content_;
+  std::optional<Clock::time_point> first_seen_;  // a failure that is not ignored
+};
 
 }  // namespace
 
-std::string agree_on_secret(const RendezvousOptions& options, const std::string& secret_file) {
+std::string agree_on_secret(RendezvousOptions& options, const std::string& secret_file) {
   const std::string file_content = read_secret_file(secret_file);
   if (options.rank == 0) {
     const std::string random_part = to_hex(random_bytes32());
@@ -104,16 +151,7 @@ std::string agree_on_secret(const RendezvousOptions& options, const std::string&
     options.store->set(kSecretKey, random_part + check_of(secret));
     return secret;
   }
-  const std::string published = read_published_secret(options);
-  std::string secret = combined(file_content, published.substr(0, kRandomDigits));
-  if (published.substr(std::min(published.size(), kRandomDigits)) != check_of(secret))
-    throw init_error(options.group, Errc::invalid_argument,
-                     formatted("rank {} (host {}) and rank 0 have different secrets: "
-                               "CCL_SECRET_FILE must name a file with the same content on all "
-                               "hosts, or be unset on all",
-                               options.rank, host_name()),
-                     {options.rank});
-  return secret;
+  return SecretReader(options, file_content).read();
 }
 
 std::string secret_file_problem(const std::string& secret_file) {
@@ -136,7 +174,7 @@ void replace_secret_by_failure(const RendezvousOptions& options, const Status& f
     options.store->set(kSecretKey,
                        formatted("{} {} {}\n", kFailed, attempt_of(options.secret), unix_time()) +
                            std::string(as_bytes(failure)));
-  } catch (const std::exception&) {
+  } catch (...) {
     // Ranks that come later then fail at the timeout.
   }
 }

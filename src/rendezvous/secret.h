@@ -13,8 +13,9 @@
 namespace tccl {
 
 /// Throws Error{timeout} if rank 0 publishes no secret, Error{invalid_argument} if the files of two
-/// ranks differ, and the failure of rank 0's rendezvous if that has ended already.
-std::string agree_on_secret(const RendezvousOptions& options, const std::string& secret_file);
+/// ranks differ, and the failure of rank 0's rendezvous if that has ended already; this sets
+/// `options.last_failed_attempt`.
+std::string agree_on_secret(RendezvousOptions& options, const std::string& secret_file);
 
 /// What is wrong with the permissions of CCL_SECRET_FILE; empty if nothing is.
 std::string secret_file_problem(const std::string& secret_file);

@@ -48,7 +48,15 @@ class TcpStore final : public Store {
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override {
     // A timeout of zero is for the key; the server still gets time to reply.
     if (timeout.count() <= 0) return request(Kind::peek, key, "", deadline_after(kReplyTimeout));
-    return request(Kind::get, key, "", deadline_after(timeout));
+    for (const Deadline deadline = deadline_after(timeout);;) {
+      try {
+        return request(Kind::get, key, "", deadline);
+      } catch (const Error& error) {
+        if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
+      }
+      // The server has too many waiting clients: ask again.
+      std::this_thread::sleep_for(kRetryPause);
+    }
   }
   void remove(const std::string& key) override {
     // Short: ranks remove keys when they close, and the server may have exited.
@@ -60,6 +68,7 @@ class TcpStore final : public Store {
  private:
   static constexpr std::chrono::milliseconds kReplyTimeout{30'000};
   static constexpr std::chrono::milliseconds kRemoveTimeout{2'000};
+  static constexpr std::chrono::milliseconds kRetryPause{10};
 
   [[nodiscard]] Fd connect_by(Deadline deadline) const {
     for (;;) {

@@ -211,8 +211,21 @@ void TcpStoreServer::reply_when_set(Connection& c, const std::string& key) {
   if (found != values_.end())
     return start_reply(c, static_cast<std::uint32_t>(found->second->size()), found->second);
   c.state = Connection::State::waits_for_key;
+  limit_waiting();
   c.key = key;
   c.deadline = Deadline::max();  // the client's
+}
+
+/// Clients that wait must not keep out the one that sets the key. The one that has waited longest is
+/// told that the key does not exist; clients ask again until their timeout.
+void TcpStoreServer::limit_waiting() {
+  const auto waits = [](const Connection& c) {
+    return c.fd && c.state == Connection::State::waits_for_key;
+  };
+  if (static_cast<std::size_t>(std::ranges::count_if(connections_, waits)) <=
+      limits_.connections * 3 / 4)
+    return;
+  start_reply(*std::ranges::find_if(connections_, waits), kNoSuchKey, nullptr);
 }
 
 // ---- replies ----

@@ -84,6 +84,7 @@ class TcpStoreServer {
   void handle(Connection& c);
   void set(const std::string& key, std::string value);
   void remove(const std::string& key);
+  void limit_waiting();
   void reply_when_set(Connection& c, const std::string& key);
   void start_reply(Connection& c, std::uint32_t length, Value value);
   void send_reply(Connection& c) const;

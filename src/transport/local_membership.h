@@ -51,9 +51,9 @@ class LocalMembership {
   [[nodiscard]] virtual PeerState state_of(int local_rank) const noexcept = 0;
   /// A counter that changes as long as the process of that rank is not stalled.
   [[nodiscard]] virtual std::uint32_t liveness_counter(int local_rank) const noexcept = 0;
-  /// The error to throw: `operation` needs this rank, which has died or departed.
   /// Not only that the rank has left the group.
   [[nodiscard]] virtual bool process_has_ended(int local_rank) const noexcept = 0;
+  /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] virtual Error peer_lost_error(int local_rank,
                                               const std::string& operation) const = 0;
 

@@ -45,6 +45,7 @@ struct Departure {
   std::uint64_t collective;
   std::uint64_t point_to_point;
   std::uint32_t last_sequence;
+  std::uint32_t unused = 0;  // in place of padding: the struct is sent as bytes
 };
 
 }  // namespace
@@ -84,7 +85,7 @@ PeerState Membership::state_of(int rank) const noexcept {
 
 bool Membership::process_has_ended(int rank) const noexcept {
   if (is_local(rank)) return local_->process_has_ended(local_rank(rank));
-  return process(rank)->state() != RemoteProcess::State::alive;
+  return process(rank)->state() == RemoteProcess::State::died;
 }
 
 std::uint32_t Membership::liveness_counter(int rank) const noexcept {
@@ -134,18 +135,18 @@ Error Membership::lost_error(const LostRank& lost, const std::string& operation)
 
 LostRank Membership::lost_rank(int rank) const noexcept {
   const RemoteState& other = remote(rank);
+  // First: a process may die after its rank has left the group. Acquire: pairs with
+  // handle_departed().
+  if (other.departed.load(std::memory_order_acquire))
+    return {LostRank::Kind::departed, rank, other.last_sequence.load(std::memory_order_relaxed)};
   switch (other.process->state()) {
     case RemoteProcess::State::unreachable:
       return {LostRank::Kind::unreachable, rank};
     case RemoteProcess::State::died:
       return {LostRank::Kind::died, rank};
-    default:
-      break;
+    default:  // if the process has departed, the notice of this group is still to come
+      return {};
   }
-  // Without a departure notice the last sequence is not known. Acquire: pairs with
-  // handle_departed().
-  if (!other.departed.load(std::memory_order_acquire)) return {};
-  return {LostRank::Kind::departed, rank, other.last_sequence.load(std::memory_order_relaxed)};
 }
 
 std::optional<Error> Membership::find_lost_rank(std::uint32_t sequence,

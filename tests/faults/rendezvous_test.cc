@@ -227,7 +227,7 @@ TEST(RendezvousProcess, AfterAFailureLateRanksFailTooAndTheStoreCanBeUsedAgain) 
     } catch (const tccl::Error& error) {
       rank.report("error system " + std::string(error.what()));
     }
-    if (rank.rank != 2) std::this_thread::sleep_for(1500ms);  // rank 2 is late
+    if (rank.rank != 2) std::this_thread::sleep_for(6s);  // rank 2 is late, and waits a little
     for (int attempt = 0;; ++attempt) try {
         return rank.join("world", 20s)->run(tccl::barrier());
       } catch (const tccl::Error&) {
@@ -267,29 +267,38 @@ TEST(RendezvousProcess, ARankThatDiedBeforeItJoinsANewGroupIsNamed) {
   }
 }
 
-/// Any user of the host can read the secret in a store such as torch's TCPStore.
-TEST(RendezvousProcess, ARankOfAnotherUserIsRefused) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+void refuse_rank_of_another_user(bool it_coordinates) {
   const std::uint16_t port = free_port();
   Ranks ranks(2, [&](Rank& rank) {
     auto store = tccl::tcp_store("127.0.0.1", port, rank.rank == 0, 10s);
     if (rank.rank == 1) check(::setuid(65534) == 0, "setuid");
-    rank.report("start");
+    // The first call is before this rank tries to become the coordinator.
+    const auto be_late = [late = it_coordinates == (rank.rank == 0)]() mutable {
+      if (std::exchange(late, false)) std::this_thread::sleep_for(500ms);
+    };
+    auto context = tccl::Context::create({.check_interrupt = be_late});
     try {
-      tccl::Communicator::create(rank.context(), *store, rank.rank, 2,
-                                 {.name = "world", .timeout = 10s});
+      tccl::Communicator::create(context, *store, rank.rank, 2, {.name = "world", .timeout = 10s});
     } catch (...) {
       if (rank.rank == 0) std::this_thread::sleep_for(500ms);  // serve the store
       throw;
     }
   });
   ranks.finish();
-  for (const std::size_t r : {std::size_t{0}, std::size_t{1}}) {
-    const auto error = ranks.outcomes[r].find("error ");
+  for (const Outcome& outcome : ranks.outcomes) {
+    const auto error = outcome.find("error invalid_argument");
     ASSERT_TRUE(error) << ranks.transcript();
+    EXPECT_NE(error->text.find("init of group world: rank "), std::string::npos) << error->text;
     EXPECT_NE(error->text.find("all ranks of a host must belong to one user"), std::string::npos)
-        << ranks.transcript();
+        << error->text;
   }
+}
+
+/// Any user of the host can read the secret in a store such as torch's TCPStore.
+TEST(RendezvousProcess, ARankOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  refuse_rank_of_another_user(/*it_coordinates=*/false);
+  refuse_rank_of_another_user(/*it_coordinates=*/true);
 }
 
 long resident_kib() {

@@ -53,3 +53,28 @@ def test_providers_that_are_not_there(hosts):
 def test_interfaces_that_are_not_there(hosts):
     warning, _ = sorted(log_of(hosts, CCL_MNIC_NAME="mlx5_0"), reverse=True)
     assert warning.startswith("warn: CCL_MNIC_NAME or CCL_KVS_IFACE: no interface")
+
+
+STARTED_PROGRAMS = """
+x = torch.ones(3)
+dist.all_reduce(x)
+import os, pathlib
+with open("/proc/self/net/tcp") as table:
+    rows = [line.split() for line in table][1:]
+listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+program = os.posix_spawn("/bin/sleep", ["sleep", "30"], os.environ)
+own = {os.readlink(fd) for fd in pathlib.Path("/proc/self/fd").iterdir() if fd.is_symlink()}
+theirs = {os.readlink(fd) for fd in pathlib.Path(f"/proc/{program}/fd").iterdir()}
+os.kill(program, 9)
+os.waitpid(program, 0)
+assert listening & own, "this rank listens for other hosts"
+assert not listening & theirs, "the program would keep the port in use"
+dist.destroy_process_group()
+"""
+
+
+def test_started_programs_inherit_no_listening_socket(hosts):
+    """Those of libfabric do not close by themselves when a rank starts a program."""
+    with started_ranks(hosts, [1, 1], STARTED_PROGRAMS) as ranks:
+        for rank in ranks:
+            rank.finish()

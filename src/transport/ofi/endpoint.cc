@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/tcp_socket.h"
 #include "tccl/error.h"
 #include "transport/ofi/library.h"
 
@@ -162,6 +163,9 @@ void Endpoint::open(fi_info& info) {
   std::size_t bytes = address_.size();
   check("fi_getname", ::fi_getname(&endpoint->fid, address_.data(), &bytes));
   address_.resize(bytes);
+  const auto* local = reinterpret_cast<const sockaddr*>(address_.data());
+  if (info.addr_format == FI_SOCKADDR_IN || info.addr_format == FI_SOCKADDR_IN6)
+    close_on_exec(SocketAddress(local, static_cast<socklen_t>(bytes)).port());
 }
 
 fi_addr_t Endpoint::add_peer(const RawAddress& address) {

@@ -13,6 +13,10 @@ namespace {
 static_assert(sizeof(OpRecord) == MessageBuffer::kHeaderBytes,
               "the header of a message is its operation's record");
 
+/// After the control connection has reported that a rank has departed or died, its last messages
+/// may still arrive on the data connection for this long.
+constexpr std::chrono::milliseconds kDepartureGrace{50};
+
 }  // namespace
 
 OfiChannel::OfiChannel(Network& network, Membership& membership, Options options)
@@ -182,7 +186,7 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_numbe
 
 Error OfiChannel::timeout_error(int rank, const char* reason) const {
   std::string text =
-      formatted("{} timed out after {:.1f} s; {} {}", operation(),
+      formatted("{} timed out after {:.1f} s (the timeout of this call); {} {}", operation(),
                 std::chrono::duration<double>(timeout_).count(), reason, membership_.who(rank));
   const auto silence = membership_.process(rank)->silence();
   if (silence >= membership_.stalled_after(rank))

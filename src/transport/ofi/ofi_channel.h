@@ -21,10 +21,6 @@
 
 namespace tccl::ofi {
 
-/// After the control connection has reported that a rank has departed or died, its last messages
-/// may still arrive on the data connection for this long.
-inline constexpr std::chrono::milliseconds kDepartureGrace{50};
-
 class OfiChannel final : public NetworkChannel {
  public:
   using AlgorithmName = const char* (*)(std::uint8_t index);

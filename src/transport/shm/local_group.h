@@ -102,7 +102,7 @@ class LocalGroup final : public LocalMembership {
   /// The reason that rank has seen; call only after is_marked_failed(rank).
   [[nodiscard]] Error failure_of(int local_rank) const;
   [[nodiscard]] bool process_has_ended(int local_rank) const noexcept override {
-    return process(local_rank).has_departed() || process(local_rank).died();
+    return process(local_rank).died();  // also after a clean exit, which the pidfd reports
   }
   [[nodiscard]] Error peer_lost_error(int local_rank, const std::string& operation) const override;
   [[nodiscard]] int failure_reporter() const override { return failure_record(local_rank()).reporter; }

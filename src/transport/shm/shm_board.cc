@@ -95,6 +95,7 @@ void ShmBoard::throw_if_any_rank_failed() const {
 }
 
 void ShmBoard::await_acknowledgements() {
+  awaits_acknowledgements_ = true;
   for (int peer = 0; peer < size(); ++peer) {
     PeerView& view = views_[static_cast<std::size_t>(peer)];
     if (!view.published_to) continue;
@@ -106,6 +107,7 @@ void ShmBoard::await_acknowledgements() {
     view.published_to = false;
   }
   any_published_ = false;
+  awaits_acknowledgements_ = false;
 }
 
 bool ShmBoard::has_acknowledged(int peer) const {
@@ -202,13 +204,15 @@ bool ShmBoard::must_give_up(int peer) {
   const auto grace =
       other_hosts_.progress_network ? kGraceForOtherHosts : std::chrono::milliseconds(0);
   return group_.failed() || lost_rank(peer) >= 0 ||
-         (other_hosts_.find_lost_rank && other_hosts_.find_lost_rank()) ||
+         (other_hosts_.find_lost_rank && !awaits_acknowledgements_ &&
+          other_hosts_.find_lost_rank()) ||
          now >= *deadline_ + grace;
 }
 
 /// The rank of this host without which the operation cannot complete, or -1; the awaited one first.
 int ShmBoard::lost_rank(int peer) const {
   if (group_.state_of(peer) != PeerState::alive) return peer;
+  if (awaits_acknowledgements_) return -1;  // this rank has the result; others may have left
   const bool is_root = group_.global_rank(local_rank()) == record_.root;
   if (only_root_sends(record_.op) && !is_root) return -1;
   for (int other = 0; other < size(); ++other)

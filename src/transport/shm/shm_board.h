@@ -133,6 +133,7 @@ class ShmBoard final : public Board {
   std::uint32_t step_ = 0;        // steps posted in it
   std::uint32_t first_step_ = 0;  // the step that is number 0 for await()
   bool any_published_ = false;    // views_ with published_to
+  bool awaits_acknowledgements_ = false;
   bool any_read_ = false;         // views_ with read_from
   std::span<std::byte> peer_written_;
   GlobalStep steps_before_ = 0;  // steps posted in all operations before

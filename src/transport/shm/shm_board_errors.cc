@@ -57,7 +57,8 @@ std::string ShmBoard::ranks_in_operation() const {
 
 Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   const auto now = Clock::now();
-  std::string text = formatted("{} timed out after {:.1f} s", operation(), seconds(timeout_));
+  std::string text = formatted("{} timed out after {:.1f} s (the timeout of this call)",
+                               operation(), seconds(timeout_));
   std::vector<int> late;
   for (int other = 0; other < size(); ++other) {
     if (other == local_rank() || arrived(other)) continue;

@@ -58,7 +58,8 @@ bool any_overlap(const Tensors& list) {
   for (const at::Tensor& tensor : list) {
     if (tensor.numel() == 0) continue;
     const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-    const std::size_t offset = static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
+    const std::size_t offset =
+        static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize();
     ranges.push_back({begin, begin + storage_bytes_needed(tensor) - offset});
   }
   std::ranges::sort(ranges, {}, &Range::begin);
@@ -208,9 +209,9 @@ std::span<const tccl::Block> CollectiveRequest::output_blocks(const Tensors& lis
   const bool copies = any_overlap(list);
   std::vector<tccl::Block> blocks;
   for (const at::Tensor& tensor : list)
-    blocks.push_back(copies ? tccl::Block{copied_output_data(tensor, contiguous_empty(tensor)),
-                                          count_of(tensor)}
-                            : output_block(tensor));
+    blocks.push_back(
+        copies ? tccl::Block{copied_output_data(tensor, contiguous_empty(tensor)), count_of(tensor)}
+               : output_block(tensor));
   return keep_alive(std::move(blocks));
 }
 

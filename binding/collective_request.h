@@ -59,7 +59,7 @@ struct GroupInfo {
 
 /// Throws InvalidArgument; the message begins with the method, the rank and the group.
 [[noreturn]] void throw_invalid_argument(const Method& method, const GroupInfo& group,
-                                    const std::string& problem);
+                                         const std::string& problem);
 
 inline std::size_t count_of(const at::Tensor& tensor) {
   return static_cast<std::size_t>(tensor.numel());

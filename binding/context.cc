@@ -66,8 +66,7 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
   try {
     const auto own_context = context_or_report(adapter, rank, size, options);
     if (!is_world) options.parent = world();
-    auto made =
-        tccl::Communicator::create(own_context, adapter, rank, size, std::move(options));
+    auto made = tccl::Communicator::create(own_context, adapter, rank, size, std::move(options));
     if (is_world) set_world(made);
     return made;
   } catch (const tccl::Error& error) {

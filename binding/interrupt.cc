@@ -58,8 +58,8 @@ std::exception_ptr storable_error(std::exception_ptr error) noexcept {
     } catch (const pybind11::error_already_set& interrupt) {
       const std::string name = type_name(interrupt);
       keep(error);
-      throw_torch_error({tccl::Errc::aborted,
-                         "the operation was interrupted on this rank by " + name});
+      throw_torch_error(
+          {tccl::Errc::aborted, "the operation was interrupted on this rank by " + name});
     }
   } catch (...) {
     return std::current_exception();

@@ -56,11 +56,9 @@ tccl::WireFormat wire_format_named(const std::string& name) {
 
 void register_invalid_argument(py::module_& module) {
   static PyObject* type = nullptr;
-  type = PyErr_NewExceptionWithDoc("torch_ccl.InvalidArgument",
-                                   "A call was refused before anything was sent.",
-                                   py::make_tuple(py::handle(PyExc_ValueError),
-                                                  py::handle(PyExc_RuntimeError)).ptr(),
-                                   nullptr);
+  type = PyErr_NewExceptionWithDoc(
+      "torch_ccl.InvalidArgument", "A call was refused before anything was sent.",
+      py::make_tuple(py::handle(PyExc_ValueError), py::handle(PyExc_RuntimeError)).ptr(), nullptr);
   module.attr("InvalidArgument") = py::handle(type);
   py::register_exception_translator([](std::exception_ptr exception) {
     try {
@@ -119,7 +117,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            "The kind of error that failed the group, or SUCCESS.");
 
   module.def("create", &torch_ccl::create, py::arg("group"), py::arg("options").none(true),
-             py::arg("name"), ReleaseGil(), "Create the backend of one group; torch.distributed calls it.");
+             py::arg("name"), ReleaseGil(),
+             "Create the backend of one group; torch.distributed calls it.");
   module.def(
       "empty",
       [](const std::vector<int64_t>& size, at::ScalarType dtype) {

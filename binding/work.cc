@@ -202,8 +202,7 @@ bool WorkCCL::wait(std::chrono::milliseconds timeout) {
     wait_until(lock, deadline, [this] { return state_ != State::running; });
   }
   // Its callbacks may still run: one of them may be the caller.
-  if (const auto future = future_)
-    wait_until(lock, deadline, [&] { return future->completed(); });
+  if (const auto future = future_) wait_until(lock, deadline, [&] { return future->completed(); });
   const std::exception_ptr error = exception_;
   lock.unlock();
   throw_kept_interrupt();
@@ -235,8 +234,8 @@ void WorkCCL::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline,
                          const Condition& condition) {
   while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptInterval), condition)) {
     if (Clock::now() >= deadline)
-      throw_torch_error(
-          {tccl::Errc::timeout, c10::str("wait() timed out: ", method_.name, " has not completed")});
+      throw_torch_error({tccl::Errc::timeout,
+                         c10::str("wait() timed out: ", method_.name, " has not completed")});
     lock.unlock();
     check_interrupt();
     lock.lock();

@@ -113,7 +113,7 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     from torch_ccl import environment, extension, launchers
 
     extension.load()
-    from torch_ccl import _C
+    from torch_ccl import _C as _C  # for programs that use torch_ccl._C
     from torch_ccl._C import InvalidArgument, ProcessGroupCCL, operation_count
     from torch_ccl.backend_override import replace, replaced, restore
     from torch_ccl.blocking_methods import make_methods_blocking

@@ -3,8 +3,8 @@
     group = ProcessGroupCCL(store, rank, size)
     group.allreduce(x)  # x holds the sum
 
-torch.distributed calls the methods of the C++ class, not these. Options do not make a difference: their default is
-`asyncOp = True`, so that they do not say what the caller wants, and Intel's backend blocks, too.
+torch.distributed calls the methods of the C++ class, not these. Options make no difference: their
+default is `asyncOp = True`, so they do not say what the caller wants, and Intel's backend blocks, too.
 """
 
 import functools

@@ -196,7 +196,9 @@ void CommunicatorImpl::check_peers(const std::string& operation) const {
 
 std::string CommunicatorImpl::ended_process(int rank) const {
   const std::lock_guard lock(mutex_);  // else the group's memory may be freed meanwhile
-  if (has_departed_ || rank < 0 || rank >= size_ || rank == rank_ || !membership_.process_has_ended(rank)) return {};
+  if (has_departed_ || rank < 0 || rank >= size_ || rank == rank_ ||
+      !membership_.process_has_ended(rank))
+    return {};
   return membership_.who(rank);
 }
 

@@ -215,8 +215,8 @@ void report_failed_start(Store& store, int rank, int size, const Communicator::O
     RendezvousOptions rendezvous_options =
         rendezvous_options_for(store, rank, size, options, settings);
     // The caller waits to report its own error.
-    rendezvous_options.deadline = std::min(rendezvous_options.deadline,
-                                           deadline_after(kReportTimeout));
+    rendezvous_options.deadline =
+        std::min(rendezvous_options.deadline, deadline_after(kReportTimeout));
     rendezvous_options.secret = agree_on_secret(rendezvous_options, settings.secret_file);
     const Status failure = failure_status(failed_start_error(rendezvous_options, reason));
     try_publish_failure(rendezvous_options, failure);

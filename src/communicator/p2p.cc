@@ -214,9 +214,8 @@ void P2p::complete(const std::vector<P2pWorkPtr>& finished) {
 
 bool P2p::has_outstanding_sends() {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(protocol_.outstanding(), [](const P2pWorkPtr& work) {
-    return work->operation.op == Op::send;
-  });
+  return std::ranges::any_of(protocol_.outstanding(),
+                             [](const P2pWorkPtr& work) { return work->operation.op == Op::send; });
 }
 
 void P2p::close(Milliseconds flush_timeout) noexcept {

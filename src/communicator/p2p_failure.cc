@@ -53,8 +53,8 @@ int P2pFailureDetector::lost_source() const {
 std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
                                                      Clock::time_point now) const {
   const double limit = std::chrono::duration<double>(work.options().timeout).count();
-  std::string text =
-      formatted("{} timed out after {:.1f} s (the timeout of this call)", work.describe(membership_.name()), limit);
+  std::string text = formatted("{} timed out after {:.1f} s (the timeout of this call)",
+                               work.describe(membership_.name()), limit);
   std::vector<int> ranks;
   const int peer = work.operation.peer();
   if (peer != kAnySource && !is_stalled(peer, now)) {
@@ -67,7 +67,8 @@ std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
   // In a ring of messages the peer itself may wait for a stalled rank.
   for (int rank = 0; rank < membership_.size(); ++rank) {
     if (rank == membership_.rank() || !is_stalled(rank, now)) continue;
-    if (membership_.state_of(rank) != PeerState::alive) continue;  // one that has left is not missed
+    if (membership_.state_of(rank) != PeerState::alive)
+      continue;  // one that has left is not missed
     ranks.push_back(rank);
     text += formatted("; {} is stalled: it has no heartbeat", membership_.who(rank));
   }

@@ -40,10 +40,9 @@ Monitor::Monitor(ProcessPage& page, std::function<void()> on_heartbeat)
   init_robust_mutex(page_.liveness_mutex);
   std::promise<void> mutex_held;
   auto held = mutex_held.get_future();
-  thread_ =
-      start_thread("the monitor thread", [this, promise = std::move(mutex_held)]() mutable {
-        main(std::move(promise));
-      });
+  thread_ = start_thread("the monitor thread", [this, promise = std::move(mutex_held)]() mutable {
+    main(std::move(promise));
+  });
   held.wait();  // before another process can see the page
 }
 

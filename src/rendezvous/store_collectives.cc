@@ -49,7 +49,8 @@ Entries gather_subtree(const StoreClient& client, std::string_view round, int in
                        const std::string& text) {
   Entries entries{{static_cast<std::uint32_t>(index), text}};
   for (const int child : {2 * index + 1, 2 * index + 2})
-    if (child < count) decode_into(entries, read_and_remove(client, client.key(round, child), child));
+    if (child < count)
+      decode_into(entries, read_and_remove(client, client.key(round, child), child));
   if (index != 0) client.store.set(client.key(round, index), encode(entries));
   return entries;
 }

@@ -84,8 +84,8 @@ class TcpStore final : public Store {
                       Deadline deadline) const {
     if (key.size() > kMaxFieldBytes || value.size() > kMaxFieldBytes)
       throw Error(Errc::invalid_argument,
-                  formatted("keys and values of the store {}:{} have at most {} bytes", host_, port_,
-                            kMaxFieldBytes));
+                  formatted("keys and values of the store {}:{} have at most {} bytes", host_,
+                            port_, kMaxFieldBytes));
     const Fd connection = connect_by(deadline);
     const RequestHeader header{kind, static_cast<std::uint32_t>(key.size()),
                                static_cast<std::uint32_t>(value.size())};

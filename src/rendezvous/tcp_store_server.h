@@ -68,7 +68,7 @@ class TcpStoreServer {
     Deadline deadline;              // of the request or the reply
     std::size_t announced_bytes{};  // of key and value
     std::string request{};
-    std::string key{};              // of a GET that waits
+    std::string key{};  // of a GET that waits
     std::uint32_t reply_length{};
     Value reply{};
     std::size_t sent{};

@@ -119,17 +119,13 @@ Error Membership::lost_error(const LostRank& lost, const std::string& operation)
     case LostRank::Kind::unreachable: {
       const std::string hosts = unreachable_hosts();  // none if another rank has noted it
       std::string text = formatted("{} cannot be reached during {}", name_of_lost, operation);
-      if (!hosts.empty())
-        text += formatted(": {} has no answer from {}", who(rank_), hosts);
+      if (!hosts.empty()) text += formatted(": {} has no answer from {}", who(rank_), hosts);
       return {Errc::peer_lost, text, {lost.rank}};
     }
     case LostRank::Kind::died:
-      return {
-          Errc::peer_lost, died_during(name_of_lost, operation), {lost.rank}};
+      return {Errc::peer_lost, died_during(name_of_lost, operation), {lost.rank}};
     default:
-      return {Errc::peer_lost,
-              left_before(name_of_lost, name(), operation),
-              {lost.rank}};
+      return {Errc::peer_lost, left_before(name_of_lost, name(), operation), {lost.rank}};
   }
 }
 
@@ -172,9 +168,10 @@ void Membership::note_lost_ranks() noexcept {
   for (int rank = 0; rank < size(); ++rank) {
     if (is_local(rank)) continue;
     const LostRank lost = lost_rank(rank);
-    const bool left_earlier = static_cast<std::int32_t>(lost.last_sequence - first.last_sequence) < 0;
-    if (lost.kind > first.kind || (lost.kind == LostRank::Kind::departed &&
-                                   lost.kind == first.kind && left_earlier))
+    const bool left_earlier =
+        static_cast<std::int32_t>(lost.last_sequence - first.last_sequence) < 0;
+    if (lost.kind > first.kind ||
+        (lost.kind == LostRank::Kind::departed && lost.kind == first.kind && left_earlier))
       first = lost;
   }
   const std::lock_guard lock(mutex_);
@@ -298,8 +295,7 @@ void Membership::send_departure(RemoteState& to) const noexcept {
   if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
     control_->send_notice(to.process, departure_notice_);
   const Departure departure{to.sent.collective.load(std::memory_order_relaxed),
-                            to.sent.point_to_point.load(std::memory_order_relaxed),
-                            last_sequence_};
+                            to.sent.point_to_point.load(std::memory_order_relaxed), last_sequence_};
   send_notice(to, GroupNotice::departed,
               std::string(reinterpret_cast<const char*>(&departure), sizeof departure));
 }

@@ -116,8 +116,8 @@ class Membership {
     std::shared_ptr<RemoteProcess> process;
     /// Both ways. Set under mutex_; relaxed: read as a hint without it.
     std::atomic<bool> subscribed{false};
-    Counters sent;                      // relaxed: read by this process only
-    Counters sent_before_departure;     // published by `departed`, as is the next
+    Counters sent;                   // relaxed: read by this process only
+    Counters sent_before_departure;  // published by `departed`, as is the next
     std::atomic<std::uint32_t> last_sequence{0};
     std::atomic<bool> departed{false};  // handle_departed() releases; see state_of()
   };

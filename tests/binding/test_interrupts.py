@@ -1,4 +1,4 @@
-"""Signals that arrive while a rank waits: handlers that raise, and handlers that call collectives."""
+"""Signals that arrive while a rank waits: handlers that raise, or that call collectives."""
 
 import signal
 import time
@@ -59,9 +59,8 @@ def check_same_group_in_handler(rank: int, size: int, asynchronous: bool) -> Non
         dist.all_reduce(torch.ones(1), group=other)
         dist.all_reduce(x)
     assert x.eq(size).all()
-    if asynchronous:  # the refused wait() belongs to an operation that is still queued
-        if rank != 0:
-            dist.all_reduce(torch.ones(1))
+    if asynchronous and rank != 0:  # the refused wait() is of an operation that is still queued
+        dist.all_reduce(torch.ones(1))
     dist.all_reduce(x)
     assert x.eq(size * size).all()
 
@@ -146,7 +145,7 @@ def check_interrupted_destroy(rank: int, size: int) -> None:
     """The peers learn of it, too."""
     if rank == 1:
         wait_for_the_other_rank()
-        with pytest.raises(dist.DistBackendError, match="rank 0 .*interrupted"):
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 .*interrupted"):
             dist.all_reduce(torch.ones(3))
         return
     store = _get_default_store()

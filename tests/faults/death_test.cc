@@ -270,7 +270,9 @@ TEST(StallProcess, StoppedRankIsATimeoutThatNamesItStalled) {
     ASSERT_TRUE(error) << ranks.transcript();
     EXPECT_NE(error->text.find("rank 1 (host "), std::string::npos) << error->text;
     EXPECT_NE(error->text.find("stalled"), std::string::npos) << error->text;
-    EXPECT_NE(error->text.find(" timed out after 1.5 s (the timeout of this call)"), std::string::npos) << error->text;
+    EXPECT_NE(error->text.find(" timed out after 1.5 s (the timeout of this call)"),
+              std::string::npos)
+        << error->text;
   }
 }
 
@@ -415,8 +417,9 @@ TEST(AbortProcess, EveryWaitingRankReturnsImmediately) {
     EXPECT_LT(caught->time_ms - aborted_at, 500);
     const auto still = outcome.find("still group tp failed ");
     ASSERT_TRUE(still) << ranks.transcript();
-    EXPECT_NE(still->text.find(" s ago in a call of rank 0: rank 0 called abort() on group tp: enough"),
-              std::string::npos)
+    EXPECT_NE(
+        still->text.find(" s ago in a call of rank 0: rank 0 called abort() on group tp: enough"),
+        std::string::npos)
         << still->text;
   }
 }

@@ -85,8 +85,7 @@ TEST_F(LimitsProcess, StartedOperationsCompleteAlthoughNoThreadCanBeStarted) {
     float x = 1;
     int in = 0;
     int out = rank.rank;
-    const auto sum =
-        world->start(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
+    const auto sum = world->start(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
     const auto send = world->start(tccl::send(&out, sizeof out, 1 - rank.rank));
     const auto recv = world->start(tccl::recv(&in, sizeof in, 1 - rank.rank));
     std::atomic<int> callbacks{0};
@@ -105,8 +104,7 @@ TEST_F(LimitsProcess, StartedOperationsCompleteAlthoughNoThreadCanBeStarted) {
 }
 
 TEST_F(LimitsProcess, NoThreads) {
-  start_with_limit([] { limit(RLIMIT_NPROC, 1); },
-                   {"cannot start ", "RLIMIT_NPROC", "pids.max"});
+  start_with_limit([] { limit(RLIMIT_NPROC, 1); }, {"cannot start ", "RLIMIT_NPROC", "pids.max"});
 }
 
 TEST_F(LimitsProcess, NoAddressSpace) {

@@ -249,11 +249,9 @@ TEST(RendezvousProcess, ARankThatDiedBeforeItJoinsANewGroupIsNamed) {
     rank.report("start");
     const int members[] = {1, 0, 2};  // the dead rank would be rank 0
     const auto own = static_cast<int>(std::ranges::find(members, rank.rank) - members);
-    tccl::Communicator::create(rank.context(), *rank.store("tp"), own, 3,
-                               {.name = "tp",
-                                .timeout = 20s,
-                                .parent = world,
-                                .ranks_in_parent = {members, members + 3}});
+    tccl::Communicator::create(
+        rank.context(), *rank.store("tp"), own, 3,
+        {.name = "tp", .timeout = 20s, .parent = world, .ranks_in_parent = {members, members + 3}});
   });
   ranks.finish();
   for (const std::size_t survivor : {std::size_t{0}, std::size_t{2}}) {

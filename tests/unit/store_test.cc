@@ -332,7 +332,8 @@ TEST_F(TcpStoreServerTest, WithoutDescriptorsTheServerWaits) {
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
   const Fd pending(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const rlimit none{.rlim_cur = static_cast<rlim_t>(pending.get()) + 1, .rlim_max = before.rlim_max};
+  const rlimit none{.rlim_cur = static_cast<rlim_t>(pending.get()) + 1,
+                    .rlim_max = before.rlim_max};
   ::setrlimit(RLIMIT_NOFILE, &none);
   while (Fd fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}) all.push_back(std::move(fd));
   sockaddr_in address{};

@@ -80,8 +80,8 @@ std::vector<LostRank> LocalGroup::lost_ranks() const {
     if (kind == LostRank::Kind::none ||
         member.region->group_uid.load(std::memory_order_acquire) != identity_.group_uid)
       continue;
-    lost.push_back({kind, static_cast<int>(packed & 0xffffff),
-                    static_cast<std::uint32_t>(packed >> 32)});
+    lost.push_back(
+        {kind, static_cast<int>(packed & 0xffffff), static_cast<std::uint32_t>(packed >> 32)});
   }
   return lost;
 }
@@ -128,9 +128,7 @@ Error LocalGroup::failure_of(int local_rank) const {
 
 Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) const {
   if (state_of(local_rank) == PeerState::died)
-    return {Errc::peer_lost,
-            died_during(who(local_rank), operation),
-            {global_rank(local_rank)}};
+    return {Errc::peer_lost, died_during(who(local_rank), operation), {global_rank(local_rank)}};
   // It may have departed because the group failed, before the failing rank could mark our region.
   if (is_marked_failed(local_rank)) return failure_of(local_rank);
   return {Errc::peer_lost,

@@ -124,7 +124,7 @@ class ShmBoard final : public Board {
   TensorHeap& heap_;
   AlgorithmName algorithm_name_;
   std::function<void()> check_interrupt_;
-  OtherHosts other_hosts_;  // empty functions if all ranks are on this host
+  OtherHosts other_hosts_;       // empty functions if all ranks are on this host
   std::vector<PeerView> views_;  // by rank
   /// By rank; apart, because only a sleeping rank uses them.
   std::vector<HeartbeatWatcher> heartbeats_;
@@ -134,7 +134,7 @@ class ShmBoard final : public Board {
   std::uint32_t first_step_ = 0;  // the step that is number 0 for await()
   bool any_published_ = false;    // views_ with published_to
   bool awaits_acknowledgements_ = false;
-  bool any_read_ = false;         // views_ with read_from
+  bool any_read_ = false;  // views_ with read_from
   std::span<std::byte> peer_written_;
   GlobalStep steps_before_ = 0;  // steps posted in all operations before
   std::optional<Deadline> deadline_;

@@ -48,8 +48,7 @@ Error ShmBoard::explain(int peer, FunctionRef<bool(int)> arrived) const {
 std::string ShmBoard::ranks_in_operation() const {
   std::vector<int> in_operation;
   for (int other = 0; other < size(); ++other)
-    if (other == local_rank() ||
-        (has_joined(other) && group_.state_of(other) == PeerState::alive))
+    if (other == local_rank() || (has_joined(other) && group_.state_of(other) == PeerState::alive))
       in_operation.push_back(group_.global_rank(other));
   return formatted("rank{} {} had begun the operation", in_operation.size() == 1 ? "" : "s",
                    joined(in_operation));
@@ -63,8 +62,9 @@ Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   for (int other = 0; other < size(); ++other) {
     if (other == local_rank() || arrived(other)) continue;
     const auto silence = heartbeats_[static_cast<std::size_t>(other)].silence(now);
-    text += formatted("; {} {}", group_.who(other),
-                      has_joined(other) ? "has joined it but makes no progress" : "has not joined it");
+    text +=
+        formatted("; {} {}", group_.who(other),
+                  has_joined(other) ? "has joined it but makes no progress" : "has not joined it");
     if (silence >= kStalledAfter)
       text += formatted(" and is stalled: no heartbeat for {:.1f} s", seconds(silence));
     late.push_back(group_.global_rank(other));

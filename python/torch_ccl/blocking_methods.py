@@ -4,7 +4,7 @@
     group.allreduce(x)  # x holds the sum
 
 torch.distributed calls the methods of the C++ class, not these. Options make no difference: their
-default is `asyncOp = True`, so they do not say what the caller wants, and Intel's backend blocks, too.
+default is `asyncOp = True`, so they do not say what the caller wants. Intel's backend blocks, too.
 """
 
 import functools

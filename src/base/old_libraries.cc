@@ -104,8 +104,8 @@ void exception_ptr_addref(void** self) {
 TCCL_HIDDEN void exception_ptr_release(void** self) asm(
     "_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
 void exception_ptr_release(void** self) {
-  static const auto destructor = of_libstdcxx<void(void**)>(
-      "_ZNSt15__exception_ptr13exception_ptrD1Ev", "CXXABI_1.3.3");
+  static const auto destructor =
+      of_libstdcxx<void(void**)>("_ZNSt15__exception_ptr13exception_ptrD1Ev", "CXXABI_1.3.3");
   void* last = *self;
   *self = nullptr;
   destructor(&last);

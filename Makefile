@@ -16,7 +16,7 @@ STANDIN := build/standin$(SUFFIX)
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests setup-wheel build wheel sdist library standin test-setup demo test test-torch test-aarch64 test-wheel release applications test-all lint docs sanitize mutants soak bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests setup-wheel build wheel sdist library standin test-setup demo test test-torch test-aarch64 test-wheel release applications test-all lint docs sanitize mutants soak faults bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -34,6 +34,7 @@ help:
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
+	@echo "make faults     300 random faults: what the other ranks report, and how fast"
 	@echo "make bench      compare with Gloo, with goals: collectives, whole programs, memory, waiting, start-up"
 	@echo "make bench-hosts   compare with Gloo on virtual hosts, with goals"
 	@echo "make mutants    planted faults, each of which the tests must catch"
@@ -143,6 +144,9 @@ sanitize: setup setup-tests
 
 soak: build
 	$(VENV_PYTHON) tests/soak/soak.py --seconds 300 $(ARGS)
+
+faults: build
+	$(VENV_PYTHON) tests/soak/faults.py --trials 300 $(ARGS)
 
 bench: build
 	$(VENV)/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)

@@ -1,7 +1,6 @@
 #include "base/process_identity.h"
 
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -34,10 +33,12 @@ std::optional<ProcessStatus> status_of(pid_t pid) {
   return status;
 }
 
+/// "pid:[4026531836]"
 std::string namespace_id(const char* name) {
-  struct stat status {};
-  if (::stat(formatted("/proc/self/ns/{}", name).c_str(), &status) != 0) return {};
-  return std::to_string(status.st_ino);
+  char target[64] = {};
+  const auto length =
+      ::readlink(formatted("/proc/self/ns/{}", name).c_str(), target, sizeof target - 1);
+  return {target, length < 0 ? 0 : static_cast<std::size_t>(length)};
 }
 
 /// Processes of one place see each other's pids. The network namespace is part of it because ranks

@@ -151,9 +151,13 @@ TEST(CallbackOrderProcess, ACallbackMayWaitForLaterOperations) {
 
 TEST(CallbackOrderProcess, ACallbackThatDoesNotReturnIsATimeout) {
   Ranks ranks(2, [](Rank& rank) {
-    auto world = rank.join("world", 1s);
     std::atomic<bool> may_return{false};
     std::atomic<bool> entered{false};
+    auto world = rank.join("world", 3s);
+    struct LetItReturn {  // before the group is closed, which waits for the callback
+      std::atomic<bool>& may_return;
+      ~LetItReturn() { may_return = true; }
+    } let_it_return{may_return};
     const auto first = world->start(tccl::barrier());
     first->on_done_in_order([&] {
       entered = true;

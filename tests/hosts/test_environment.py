@@ -58,11 +58,13 @@ def test_interfaces_that_are_not_there(hosts):
 STARTED_PROGRAMS = """
 x = torch.ones(3)
 dist.all_reduce(x)
-import os, pathlib
+import os, pathlib, time
 with open("/proc/self/net/tcp") as table:
     rows = [line.split() for line in table][1:]
 listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
 program = os.posix_spawn("/bin/sleep", ["sleep", "30"], os.environ)
+while pathlib.Path(f"/proc/{program}/comm").read_text() != "sleep\\n":
+    time.sleep(0.01)
 own = {os.readlink(fd) for fd in pathlib.Path("/proc/self/fd").iterdir() if fd.is_symlink()}
 theirs = {os.readlink(fd) for fd in pathlib.Path(f"/proc/{program}/fd").iterdir()}
 os.kill(program, 9)

@@ -197,7 +197,7 @@ else:
     except dist.DistBackendError:
         print("given up", flush=True)
     import torch_ccl
-    torch_ccl._C._close(timedelta(0))  # at exit; then the device itself waits for its stream
+    torch_ccl._C._close(datetime.timedelta(0))  # at exit; then the device waits for its stream
     assert time.monotonic() - start < {LONG_MS / 1000}, "it waited for the stream"
     print("closed", flush=True)
     os._exit(0)

@@ -154,16 +154,23 @@ TEST(CallbackOrderProcess, ACallbackThatDoesNotReturnIsATimeout) {
     std::atomic<bool> may_return{false};
     std::atomic<bool> entered{false};
     auto world = rank.join("world", 3s);
+    const auto first = world->start(tccl::barrier());
+    // If the barrier is complete already, the callback runs on the thread that registers it.
+    std::thread registering([&] {
+      first->on_done_in_order([&] {
+        entered = true;
+        while (!may_return) std::this_thread::sleep_for(1ms);
+      });
+    });
     struct LetItReturn {  // before the group is closed, which waits for the callback
       std::atomic<bool>& may_return;
-      ~LetItReturn() { may_return = true; }
-    } let_it_return{may_return};
-    const auto first = world->start(tccl::barrier());
-    first->on_done_in_order([&] {
-      entered = true;
-      while (!may_return) std::this_thread::sleep_for(1ms);
-    });
-    if (!entered) std::this_thread::sleep_for(100ms);  // a pool thread runs it
+      std::thread& registering;
+      ~LetItReturn() {
+        may_return = true;
+        registering.join();
+      }
+    } let_it_return{may_return, registering};
+    while (!entered) std::this_thread::sleep_for(1ms);
     const auto second = world->start(tccl::barrier());
     try {
       second->wait();

@@ -51,7 +51,9 @@ void Executor::make_channel(const GroupParts& parts) {
 std::optional<Error> Executor::find_lost_rank() {
   if (!needs_every_rank(log_.at(sequence_).op)) return std::nullopt;
   std::optional<Error> lost = board_.find_lost_rank();
-  if (!lost) lost = membership_.find_lost_rank(sequence_, board_.operation());
+  if (!lost)
+    if (const auto remote = membership_.find_lost_rank(sequence_))
+      lost = membership_.lost_error(*remote, board_.operation());
   if (!lost) return std::nullopt;
   if (!lost_since_) lost_since_ = Clock::now();
   return Clock::now() - *lost_since_ >= kLostRankGrace ? lost : std::nullopt;

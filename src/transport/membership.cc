@@ -145,8 +145,7 @@ LostRank Membership::lost_rank(int rank) const noexcept {
   }
 }
 
-std::optional<Error> Membership::find_lost_rank(std::uint32_t sequence,
-                                                const std::string& operation) const {
+std::optional<LostRank> Membership::find_lost_rank(std::uint32_t sequence) const {
   const auto is_needed = [&](const LostRank& lost) {
     if (lost.kind != LostRank::Kind::departed) return lost.kind != LostRank::Kind::none;
     return static_cast<std::int32_t>(sequence - lost.last_sequence) > 0;  // numbers wrap
@@ -154,10 +153,10 @@ std::optional<Error> Membership::find_lost_rank(std::uint32_t sequence,
   for (int rank = 0; rank < size(); ++rank) {
     if (is_local(rank)) continue;
     const LostRank lost = lost_rank(rank);
-    if (is_needed(lost)) return lost_error(lost, operation);
+    if (is_needed(lost)) return lost;
   }
   for (const LostRank& lost : local_->lost_ranks())
-    if (is_needed(lost)) return lost_error(lost, operation);
+    if (is_needed(lost)) return lost;
   return std::nullopt;
 }
 

@@ -69,10 +69,11 @@ class Membership {
   /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 
-  /// The error if collective number `sequence`, which needs every rank, needs a rank of another
-  /// host that has gone, as far as any rank of this host knows.
-  [[nodiscard]] std::optional<Error> find_lost_rank(std::uint32_t sequence,
-                                                    const std::string& operation) const;
+  /// A rank of another host that has gone, as far as any rank of this host knows, and that collective
+  /// number `sequence`, which needs every rank, cannot complete without.
+  [[nodiscard]] std::optional<LostRank> find_lost_rank(std::uint32_t sequence) const;
+  /// The error to throw for it.
+  [[nodiscard]] Error lost_error(const LostRank& lost, const std::string& operation) const;
   /// Lets the other ranks of this host know which ranks of other hosts have gone. Call regularly.
   void note_lost_ranks() noexcept;
 
@@ -135,7 +136,6 @@ class Membership {
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
   [[nodiscard]] std::string unreachable_hosts() const;
   [[nodiscard]] LostRank lost_rank(int rank) const noexcept;
-  [[nodiscard]] Error lost_error(const LostRank& lost, const std::string& operation) const;
 
   std::shared_ptr<LocalMembership> local_;
   std::uint64_t group_uid_;

@@ -75,8 +75,12 @@ std::string ProcessIdentity::text() const {
   return formatted("{} {} {}", pid_, start_time_, place_);
 }
 
+bool ProcessIdentity::is_local() const {
+  return pid_ > 0 && !place_.empty() && place_ == this_place();
+}
+
 bool ProcessIdentity::has_ended() const {
-  if (pid_ <= 0 || place_.empty() || place_ != this_place()) return false;
+  if (!is_local()) return false;
   if (::kill(pid_, 0) != 0 && errno == ESRCH) return true;
   const auto status = status_of(pid_);
   if (!status) return false;  // /proc may hide processes of other users

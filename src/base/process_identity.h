@@ -21,6 +21,8 @@ class ProcessIdentity {
   static ProcessIdentity from_text(const std::string& text);
   [[nodiscard]] std::string text() const;
 
+  /// Whether it is a process of this host, of which this process can know whether it has ended.
+  [[nodiscard]] bool is_local() const;
   /// False also if it cannot be known: on another host or in another PID namespace.
   [[nodiscard]] bool has_ended() const;
 

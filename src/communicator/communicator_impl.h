@@ -50,6 +50,7 @@ class CommunicatorImpl final : public Communicator {
   void abort(const std::string& reason) noexcept override;
   bool wait_until_idle(Milliseconds timeout) const override;
   void close() noexcept override;
+  [[nodiscard]] int hosts() const noexcept { return membership_.host_map().hosts(); }
   /// "rank 3 (host b, pid 4711)" if the process of that rank has ended, else an empty text.
   [[nodiscard]] std::string ended_process(int rank) const;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in

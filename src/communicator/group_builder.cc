@@ -6,7 +6,9 @@
 
 #include "base/crypto.h"
 #include "base/format.h"
+#include "base/tcp_socket.h"
 #include "communicator/communicator_impl.h"
+#include "rendezvous/exit_watch.h"
 #include "rendezvous/host_discovery.h"
 #include "rendezvous/init_errors.h"
 #include "rendezvous/join_record.h"
@@ -155,12 +157,31 @@ std::string lost_process(const Communicator::Options& options, int rank) {
   return formatted("rank {}, which is {} of group {},", rank, process, parent->name());
 }
 
-void rendezvous_as(GroupBuilder& builder, RendezvousOptions& options, ContextImpl& context) {
+void rendezvous_as(GroupBuilder& builder, RendezvousOptions& options, ContextImpl& context,
+                   Fd exit_watch) {
   options.make_peer_info = [&](const std::string& address) {
     return builder.make_peer_info(address);
   };
   options.apply_roster = [&](const Roster& roster) { builder.apply_roster(roster); };
-  rendezvous(options, context.arena().memory()->fd(), context.process_fd());
+  rendezvous(options, context.arena().memory()->fd(), context.process_fd(), std::move(exit_watch));
+}
+
+bool may_have_several_hosts(const Communicator::Options& options) {
+  const auto parent = std::static_pointer_cast<CommunicatorImpl>(options.parent.lock());
+  return !parent || parent->hosts() > 1;
+}
+
+/// On rank 0; sets options.rank_zero.watch_address. Without a listener the group forms all the same.
+Fd prepare_exit_watch(RendezvousOptions& options) noexcept {
+  try {
+    Fd listener = listen_for_exit_watch(options.offer_addresses());
+    if (!listener) return {};
+    const SocketAddress address = SocketAddress::of_local_end(listener.get());
+    options.rank_zero.watch_address = {address.host(), address.port()};
+    return listener;
+  } catch (const std::exception&) {
+    return {};  // reported when the hosts exchange their addresses
+  }
 }
 
 void agree_on_new_secret(RendezvousOptions& options, ContextImpl& context) {
@@ -191,6 +212,11 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
   rendezvous_options.check_interrupt = context.check_interrupt();
   rendezvous_options.lost_process = [&](int other) { return lost_process(options, other); };
   rendezvous_options.last_failed_attempt = context.last_failed_attempt();
+  Fd exit_watch;
+  // CCL_PORT_RANGE need not have a port for it.
+  if (rank == 0 && size > 1 && may_have_several_hosts(options) &&
+      context.settings().ports.first == 0)
+    exit_watch = prepare_exit_watch(rendezvous_options);
   // A group of one rank does not use the store: torch gives all groups of one rank the same keys.
   if (size == 1)
     rendezvous_options.secret = to_hex(random_bytes32());
@@ -199,7 +225,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
   try {
     if (size > 1) publish_joined(store_client_for(rendezvous_options, {}), rank);
     GroupBuilder builder(context, rendezvous_options, options.first_sequence);
-    rendezvous_as(builder, rendezvous_options, context);
+    rendezvous_as(builder, rendezvous_options, context, std::move(exit_watch));
     return builder.take();
   } catch (...) {
     after_failed_rendezvous(context, rendezvous_options);

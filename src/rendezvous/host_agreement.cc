@@ -43,9 +43,11 @@ HostAgreement::HostAgreement(const RendezvousOptions& options, const HostMap& ho
       while_waiting_(std::move(while_waiting)) {}
 
 StoreClient HostAgreement::client() const {
-  return store_client_for(options_, [this](int /*host*/) {
+  return store_client_for(options_, [this](int host) {
     while_waiting_();
     throw_if_failure_published(store_client_for(options_, {}));
+    for (int rank = 0; rank < options_.size; ++rank)
+      if (host_map_.host_of(rank) == host) throw_if_known_to_have_ended(options_, rank);
   });
 }
 

@@ -61,15 +61,17 @@ void remove_host_coordinators(const StoreClient& client) noexcept {
 
 void throw_if_ended(const RendezvousOptions& options, int rank) {
   const JoinRecord record = read_join_record(store_client_for(options, {}), rank);
-  if (!record.joined) return throw_if_known_to_have_ended(options, rank);
   if (record.identity.has_ended())
     throw ended_error(options, formatted("rank {} ({})", rank, record.process), rank);
+  throw_if_known_to_have_ended(options, rank);
 }
 
 void throw_if_known_to_have_ended(const RendezvousOptions& options, int rank) {
   if (!options.lost_process) return;
-  const std::string process = options.lost_process(rank);
-  if (!process.empty()) throw ended_error(options, process, rank);
+  for (const int other : {rank, 0}) {
+    const std::string process = options.lost_process(other);
+    if (!process.empty()) throw ended_error(options, process, other);
+  }
 }
 
 void throw_if_failure_published(const StoreClient& client) {

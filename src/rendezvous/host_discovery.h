@@ -39,7 +39,7 @@ void remove_host_coordinators(const StoreClient& client) noexcept;
 /// Throws if the process of this rank, which has not done its part yet, has ended: the error names
 /// it. For polling loops that wait for the rank.
 void throw_if_ended(const RendezvousOptions& options, int rank);
-/// The same for a rank that has left no JoinRecord yet.
+/// The same without a look at the rank's JoinRecord. Also throws if the process of rank 0 has ended.
 void throw_if_known_to_have_ended(const RendezvousOptions& options, int rank);
 
 /// Fails the rendezvous for ranks that join later and for hosts that wait for this one. If the store

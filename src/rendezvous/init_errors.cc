@@ -1,9 +1,9 @@
 #include "rendezvous/init_errors.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <thread>
 
 #include "base/format.h"
 #include "rendezvous/host_discovery.h"
@@ -12,6 +12,7 @@
 namespace tccl {
 namespace {
 
+constexpr std::chrono::milliseconds kRankZeroGrace{500};
 constexpr std::size_t kMaxNamed = 8;  // processes, so that the message stays readable
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -58,7 +59,7 @@ std::string describe_incomplete(const Participation& p) {
 }
 
 std::string this_rank(const RendezvousOptions& options) {
-  return formatted("rank {} (host {}, pid {})", options.rank, host_name(), ::getpid());
+  return formatted("rank {} ({})", options.rank, this_process_text());
 }
 
 Error own_failure(const RendezvousOptions& options, Errc code, const char* reason) {
@@ -66,6 +67,17 @@ Error own_failure(const RendezvousOptions& options, Errc code, const char* reaso
       options.group, code,
       formatted("{} failed before the group was formed: {}", this_rank(options), reason),
       {options.rank});
+}
+
+/// Its process, if it has ended. The connections of a process are closed a little before it has ended.
+std::string ended_rank_zero(const RendezvousOptions& options) {
+  if (options.rank == 0 || !options.lost_process) return {};
+  const Deadline deadline = deadline_after(kRankZeroGrace);
+  for (;;) {
+    std::string process = options.lost_process(0);
+    if (!process.empty() || Clock::now() >= deadline) return process;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 }  // namespace
@@ -87,11 +99,19 @@ bool is_unattributed_timeout(const Error& error) {
   return error.code() == Errc::timeout && error.ranks().empty();
 }
 
+bool is_unattributed_system_error(const Error& error) {
+  return error.code() == Errc::system && error.ranks().empty();
+}
+
 Error attributed_to_this_rank(const RendezvousOptions& options) {
   try {
     throw;
   } catch (const Error& error) {
-    return error.ranks().empty() ? own_failure(options, error.code(), error.what()) : error;
+    if (!error.ranks().empty()) return error;
+    if (is_unattributed_system_error(error))
+      if (const std::string process = ended_rank_zero(options); !process.empty())
+        return ended_error(options, process, 0);
+    return own_failure(options, error.code(), error.what());
   } catch (const std::exception& error) {
     return own_failure(options, Errc::system, error.what());
   } catch (...) {

@@ -22,9 +22,12 @@ Error init_timeout(const RendezvousOptions& options, const std::string& text,
 
 /// Whether the error is a timeout of a socket or of the store.
 bool is_unattributed_timeout(const Error& error);
+/// Whether the error is a failure of a system call or of the store.
+bool is_unattributed_system_error(const Error& error);
 
 /// The exception that is being handled, as an Error that names a rank: itself, or
-/// `init of group world: rank 2 (host b, pid 4711) failed before the group was formed: text`.
+/// `init of group world: rank 2 (host b, pid 4711) failed before the group was formed: text`. If the
+/// store has failed because rank 0, which served it, has ended: ended_error().
 Error attributed_to_this_rank(const RendezvousOptions& options);
 
 /// `init of group world: rank 2 (host b, pid 4711) could not start: text`

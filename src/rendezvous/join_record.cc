@@ -1,7 +1,5 @@
 #include "rendezvous/join_record.h"
 
-#include <unistd.h>
-
 #include <chrono>
 #include <sstream>
 #include <string_view>
@@ -20,8 +18,8 @@ constexpr std::string_view kWaiting = "waiting";
 std::string key_of(const StoreClient& client, int rank) { return client.key("rank", rank); }
 
 std::string record_of_this_process(std::string_view state) {
-  return formatted("host {}, pid {}\n{}\n{}", host_name(), ::getpid(),
-                   ProcessIdentity::of_this_process().text(), state);
+  return formatted("{}\n{}\n{}", this_process_text(), ProcessIdentity::of_this_process().text(),
+                   state);
 }
 
 }  // namespace

@@ -120,6 +120,10 @@ void LocalClient::report(const Status& failure) const noexcept {
   }
 }
 
+void LocalClient::throw_pending_failure(std::chrono::milliseconds wait) const {
+  if (wait_readable(socket_.get(), deadline_after(wait))) throw_pending_status(socket_.get());
+}
+
 void LocalClient::exchange(int memory_fd, int pid_fd) {
   send_peer_info(receive_host_address(), memory_fd, pid_fd);
   apply_roster(receive_roster());

@@ -25,6 +25,8 @@ class LocalClient {
   void join(int memory_fd, int pid_fd);
   /// Sends the coordinator the reason why this rank has failed.
   void report(const Status& failure) const noexcept;
+  /// Throws the failure of the coordinator if it arrives within this time.
+  void throw_pending_failure(std::chrono::milliseconds wait) const;
 
  private:
   LocalClient(const RendezvousOptions& options, Fd socket, int coordinator_rank);

@@ -3,11 +3,14 @@
 #include <unistd.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <thread>
 
+#include "base/format.h"
 #include "base/interrupt.h"
 #include "base/unix_socket.h"
+#include "rendezvous/exit_watch.h"
 #include "rendezvous/host_agreement.h"
 #include "rendezvous/host_discovery.h"
 #include "rendezvous/init_errors.h"
@@ -89,6 +92,10 @@ void coordinate(const RendezvousOptions& options, const bool& interrupted, Fd li
   }
 }
 
+/// For what the coordinator of this host knows about a failure of the store. Longer than the wait in
+/// attributed_to_this_rank().
+constexpr std::chrono::milliseconds kCoordinatorGrace{1'000};
+
 /// The steps of a rank that connected to the coordinator of its host. It reports its failure to the
 /// coordinator: what failed here alone (its store, an interrupt), or the rank that it found to have
 /// ended.
@@ -97,6 +104,7 @@ void join(const RendezvousOptions& options, const bool& interrupted, LocalClient
   try {
     client.join(memory_fd, pid_fd);
   } catch (const Error& error) {
+    if (is_unattributed_system_error(error)) client.throw_pending_failure(kCoordinatorGrace);
     client.report(error.ranks().empty() ? own_failure(options, interrupted)
                                         : failure_status(error));
     throw;
@@ -125,8 +133,30 @@ LocalEnd find_local_end(const RendezvousOptions& options) {
                      {options.rank});
 }
 
-void run(RendezvousOptions options, int memory_fd, int pid_fd) {
+/// The coordinators of the hosts other than rank 0's watch its process.
+std::shared_ptr<const ExitWatchClient> watch_rank_zero(const RendezvousOptions& options,
+                                                       bool coordinates) {
+  if (!coordinates || options.rank_zero.watch_address.port == 0 ||
+      options.rank_zero.identity.is_local())
+    return nullptr;
+  return std::make_shared<ExitWatchClient>(options);
+}
+
+/// RendezvousOptions::lost_process, which also knows about the process of rank 0.
+std::function<std::string(int rank)> including_rank_zero(
+    std::function<std::string(int rank)> lost_process, const RankZero& rank_zero,
+    const std::shared_ptr<const ExitWatchClient>& watch) {
+  return [known = std::move(lost_process), rank_zero, watch](int rank) {
+    if (rank == 0 && (rank_zero.identity.has_ended() || (watch && watch->rank_zero_has_ended())))
+      return formatted("rank 0 ({})", rank_zero.process);
+    return known ? known(rank) : std::string();
+  };
+}
+
+void run(RendezvousOptions& options, int memory_fd, int pid_fd, Fd exit_watch) {
   if (options.size == 1) return form_single_rank_group(options);
+  std::optional<ExitWatchServer> server;
+  if (exit_watch) server.emplace(options, std::move(exit_watch));
   bool interrupted = false;
   options.check_interrupt = marking_interrupts(std::move(options.check_interrupt), interrupted);
   LocalEnd local_end;
@@ -137,6 +167,9 @@ void run(RendezvousOptions options, int memory_fd, int pid_fd) {
     try_publish_failure(options, own_failure(options, interrupted));
     throw;
   }
+  options.lost_process =
+      including_rank_zero(options.lost_process, options.rank_zero,
+                          watch_rank_zero(options, /*coordinates=*/!local_end.client));
   if (local_end.client) return join(options, interrupted, *local_end.client, memory_fd, pid_fd);
   coordinate(options, interrupted, std::move(local_end.listener), memory_fd, pid_fd);
 }
@@ -162,12 +195,14 @@ std::string host_name() {
   return name;
 }
 
-void rendezvous(RendezvousOptions options, int memory_fd, int pid_fd) {
+std::string this_process_text() { return formatted("host {}, pid {}", host_name(), ::getpid()); }
+
+void rendezvous(RendezvousOptions options, int memory_fd, int pid_fd, Fd exit_watch) {
   attribute_failures(options.offer_addresses, options);
   attribute_failures(options.make_peer_info, options);
   attribute_failures(options.apply_roster, options);
   try {
-    run(options, memory_fd, pid_fd);
+    run(options, memory_fd, pid_fd, std::move(exit_watch));
   } catch (const Error&) {
     throw attributed_to_this_rank(options);
   }

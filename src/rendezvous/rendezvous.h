@@ -20,12 +20,14 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/process_identity.h"
 #include "rendezvous/address_selection.h"
 #include "rendezvous/peer_info.h"
 #include "tccl/store.h"
@@ -42,6 +44,19 @@ struct LocalPeer {
 struct Roster {
   std::vector<LocalPeer> local;  // the ranks of this host, in order
   std::vector<PeerInfo> all;     // all ranks, in order
+};
+
+/// Where rank 0 accepts the connections of ExitWatchClient. Port 0: nowhere.
+struct WatchAddress {
+  std::string host;  // numeric
+  std::uint16_t port = 0;
+};
+
+/// What rank 0 publishes of itself together with the secret.
+struct RankZero {
+  std::string process;  // "host b, pid 4711"
+  ProcessIdentity identity;
+  WatchAddress watch_address;
 };
 
 struct RendezvousOptions {
@@ -65,15 +80,20 @@ struct RendezvousOptions {
   /// Whether ranks may belong to different users. Without CCL_SECRET_FILE they may not: any user of
   /// the host can read the secret in the store.
   bool may_have_other_users = false;
+  /// Set by agree_on_secret() on the other ranks. On rank 0 only `watch_address` is used.
+  RankZero rank_zero{};
   /// attempt_of() the secret of this process's last rendezvous that failed (see secret.h): neither
   /// its secret nor its failure is one of this rendezvous.
   std::string last_failed_attempt{};
 };
 
 /// Throws the same error on every rank: Error{timeout} names the missing ranks, Error{mismatch}
-/// what differs, Error{peer_lost} the rank that died.
-void rendezvous(RendezvousOptions options, int memory_fd, int pid_fd);
+/// what differs, Error{peer_lost} the rank that died. `exit_watch` is, on rank 0, the listener of
+/// rank_zero.watch_address; it may be invalid.
+void rendezvous(RendezvousOptions options, int memory_fd, int pid_fd, Fd exit_watch = {});
 
 std::string host_name();
+/// "host b, pid 4711"
+std::string this_process_text();
 
 }  // namespace tccl

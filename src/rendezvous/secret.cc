@@ -23,7 +23,8 @@
 namespace tccl {
 namespace {
 
-/// Value: the random part in hexadecimal, followed by check_of(secret).
+/// Value: a line with the random part in hexadecimal, followed by check_of(secret); then the lines
+/// of RankZero.
 constexpr const char* kSecretKey = "secret";
 constexpr std::size_t kRandomDigits = 2 * sizeof(Bytes32);
 
@@ -44,6 +45,24 @@ std::string combined(const std::string& file_content, const std::string& random_
 
 /// Lets ranks compare their secrets without publishing them.
 std::string check_of(const std::string& secret) { return to_hex(hmac_sha256(secret, "check")); }
+
+std::string text_of_rank_zero(const WatchAddress& watch_address) {
+  return formatted("{}\n{}\n{} {}\n", this_process_text(),
+                   ProcessIdentity::of_this_process().text(), watch_address.port,
+                   watch_address.host);
+}
+
+RankZero rank_zero_from(const std::string& published) {
+  std::istringstream text(published);
+  std::string line;
+  RankZero rank_zero;
+  std::getline(text, line);  // the secret
+  std::getline(text, rank_zero.process);
+  std::getline(text, line);
+  rank_zero.identity = ProcessIdentity::from_text(line);
+  text >> rank_zero.watch_address.port >> rank_zero.watch_address.host;
+  return rank_zero;
+}
 
 /// In place of a secret: kFailed, the attempt, the time, a newline, a Status.
 constexpr std::string_view kFailed = "failed";
@@ -97,8 +116,10 @@ class SecretReader {
         const std::string value = options_.store->get(kSecretKey, time_left(next_poll));
         if (value.starts_with(kFailed))
           throw_unless_ignored(failure_from(value));
-        else if (const std::string secret = checked_secret(value); is_new(secret))
+        else if (const std::string secret = checked_secret(value); is_new(secret)) {
+          options_.rank_zero = rank_zero_from(value);
           return secret;
+        }
         std::this_thread::sleep_for(time_left(next_poll));
       } catch (const Error& error) {
         if (!is_unattributed_timeout(error)) throw;  // else there is no such key yet
@@ -111,9 +132,9 @@ class SecretReader {
 
  private:
   [[nodiscard]] std::string checked_secret(const std::string& published) const {
-    std::string secret = combined(file_content_, published.substr(0, kRandomDigits));
-    if (published.substr(std::min(published.size(), kRandomDigits)) == check_of(secret))
-      return secret;
+    const std::string line = published.substr(0, published.find('\n'));
+    std::string secret = combined(file_content_, line.substr(0, kRandomDigits));
+    if (line.substr(std::min(line.size(), kRandomDigits)) == check_of(secret)) return secret;
     throw init_error(options_.group, Errc::invalid_argument,
                      formatted("rank {} (host {}) and rank 0 have different secrets: "
                                "CCL_SECRET_FILE must name a file with the same content on all "
@@ -150,7 +171,8 @@ std::string agree_on_secret(RendezvousOptions& options, const std::string& secre
   if (options.rank == 0) {
     const std::string random_part = to_hex(random_bytes32());
     std::string secret = combined(file_content, random_part);
-    options.store->set(kSecretKey, random_part + check_of(secret));
+    options.store->set(kSecretKey, random_part + check_of(secret) + '\n' +
+                                       text_of_rank_zero(options.rank_zero.watch_address));
     return secret;
   }
   return SecretReader(options, file_content).read();

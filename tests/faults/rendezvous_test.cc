@@ -7,7 +7,7 @@
 #include "base/unix_socket.h"
 #include "free_port.h"
 #include "harness.h"
-#include "rendezvous/host_discovery.h"
+#include "joined_ranks.h"
 #include "rendezvous/join_record.h"
 #include "rendezvous/packets.h"
 #include "rendezvous/secret.h"
@@ -77,14 +77,6 @@ TEST(RendezvousProcess, ARankThatNeverJoinsIsNamed) {
   }
 }
 
-/// The keys of the rendezvous that rank 0 has begun in this store.
-tccl::StoreClient client_of(tccl::Store& store) {
-  // The first 64 digits are the secret; the rest of the value is its check.
-  const std::string secret = store.get("secret", 20s).substr(0, 64);
-  return tccl::store_client_for(
-      {.store = &store, .secret = secret, .deadline = tccl::deadline_after(20s)}, {});
-}
-
 /// It has left its host and pid in the store, but does not go on from there.
 TEST(RendezvousProcess, ARankThatJoinsButNeverCompletesIsNamed) {
   Ranks ranks(3, [&](Rank& rank) {
@@ -115,19 +107,6 @@ TEST(RendezvousProcess, NoKeyIsLeftInTheStore) {
   });
   ranks.expect_all_exit_cleanly();
   std::filesystem::remove_all(directory);
-}
-
-void await_waiting(const tccl::StoreClient& store, int rank) {
-  const auto deadline = tccl::deadline_after(20s);
-  while (!tccl::read_join_record(store, rank).waiting) {
-    check(tccl::Clock::now() < deadline, "the rank waits");
-    std::this_thread::sleep_for(1ms);
-  }
-}
-
-void kill_joined_rank(const tccl::StoreClient& store, int rank) {
-  const std::string process = tccl::read_join_record(store, rank).process;  // "host b, pid 4711"
-  ::kill(std::stoi(process.substr(process.rfind(' '))), SIGKILL);
 }
 
 /// Rank 2 is killed while rank 0 and rank 2 wait for rank 1, which never joins.

@@ -8,6 +8,7 @@
 
 #include "enter_network.h"
 #include "faults/harness.h"
+#include "faults/joined_ranks.h"
 
 namespace faults {
 namespace {
@@ -112,6 +113,36 @@ TEST(Hosts, AKilledRankIsNamedOnEveryHost) {
     EXPECT_LT(line->time_ms - killed, 10'000);  // the goal is 1000
     std::printf("rank %d failed after %.0f ms\n", survivor, line->time_ms - killed);
   }
+}
+
+/// `victim` is the only rank of its host. It is killed while it and `survivor` wait for the last rank, which never joins.
+void kill_during_rendezvous(const std::vector<int>& hosts, int victim, int survivor) {
+  const double start = now_ms();
+  const int last = static_cast<int>(hosts.size()) - 1;
+  Ranks ranks = start_on_hosts(hosts, [=](Rank& rank) {
+    if (rank.rank != last) return void(rank.join("world", 20s));
+    auto store = rank.store("world");
+    const tccl::StoreClient client = client_of(*store);
+    for (int other = 0; other < last; ++other) await_waiting(client, other);
+    kill_joined_rank(client, victim);
+  });
+  ranks.finish();
+  const auto error = ranks.outcomes[static_cast<std::size_t>(survivor)].find("error peer_lost");
+  ASSERT_TRUE(error) << ranks.transcript();
+  const std::string expected =
+      "init of group world: rank " + std::to_string(victim) + " (host " + tccl::host_name() +
+      ", pid " + std::to_string(ranks.outcomes[static_cast<std::size_t>(victim)].pid) +
+      ") ended before the group was formed (connection closed by peer)";
+  EXPECT_NE(error->text.find(expected), std::string::npos) << error->text;
+  EXPECT_LT(error->time_ms - start, 10'000) << "the goal is 1 s: " << error->text;
+}
+
+TEST(Hosts, TheOnlyRankOfAHostThatDiesDuringTheRendezvousIsNamed) {
+  kill_during_rendezvous({0, 1, 0}, /*victim=*/1, /*survivor=*/0);
+}
+
+TEST(Hosts, RankZeroThatDiesDuringTheRendezvousIsNamedOnAnotherHost) {
+  kill_during_rendezvous({0, 1, 1}, /*victim=*/0, /*survivor=*/1);
 }
 
 TEST(Hosts, AStoppedRankOfAnotherHostIsNamedByEveryRank) {

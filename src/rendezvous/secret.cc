@@ -116,7 +116,7 @@ class SecretReader {
         const std::string value = options_.store->get(kSecretKey, time_left(next_poll));
         if (value.starts_with(kFailed))
           throw_unless_ignored(failure_from(value));
-        else if (const std::string secret = checked_secret(value); is_new(secret)) {
+        else if (std::string secret = checked_secret(value); is_new(secret)) {
           options_.rank_zero = rank_zero_from(value);
           return secret;
         }

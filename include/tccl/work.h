@@ -24,6 +24,9 @@ class TCCL_API Work {
  public:
   virtual ~Work();
   [[nodiscard]] virtual bool done() const noexcept = 0;
+  /// As done(), but first completes the operation on this thread if that needs no waiting. A program
+  /// that polls calls this: nobody else may complete a small operation for about a millisecond.
+  virtual bool test() noexcept { return done(); }
   /// Waits for completion and throws the operation's error, if any.
   virtual void wait() = 0;
   /// As wait(), but throws Error{timeout} after `timeout`. The operation continues, except that a

@@ -20,7 +20,7 @@ bool leaves_input_unmodified(const Board& board, const CollectiveTask& task) {
 
 }  // namespace
 
-void allgather_one_shot(Board& board, const CollectiveTask& task) {
+void allgather_one_shot(Board& board, const CollectiveTask& task, Phases phases) {
   const std::size_t longest = task.longest_output();
   const std::size_t chunk_bytes = chunk_size(longest, board.chunk_bytes());
   const std::size_t own_bytes = task.output_from(board.local_rank()).size();
@@ -28,10 +28,13 @@ void allgather_one_shot(Board& board, const CollectiveTask& task) {
   const std::size_t total_bytes = longest * static_cast<std::size_t>(board.size());
   const std::uint32_t steps = steps_for(longest, chunk_bytes);
   for (std::uint32_t step = 0; step < steps; ++step) {
-    const Range own = chunk_range(own_bytes, chunk_bytes, step);
-    publish(board, task, board.open_step(), task.in() + own.begin, own.count, Board::kEveryone,
-            unmodified);
-    board.post();
+    if (phases.contribute) {
+      const Range own = chunk_range(own_bytes, chunk_bytes, step);
+      publish(board, task, board.open_step(), task.in() + own.begin, own.count, Board::kEveryone,
+              unmodified);
+      board.post();
+    }
+    if (!phases.complete) continue;
     for (int peer = 0; peer < board.size(); ++peer) {
       if (peer == board.local_rank()) continue;
       const auto target = task.output_from(peer);
@@ -40,7 +43,8 @@ void allgather_one_shot(Board& board, const CollectiveTask& task) {
                     theirs.count, total_bytes);
     }
   }
-  task.copy_out(task.output_from(board.local_rank()).data(), task.in(), own_bytes, total_bytes);
+  if (phases.complete)
+    task.copy_out(task.output_from(board.local_rank()).data(), task.in(), own_bytes, total_bytes);
 }
 
 }  // namespace tccl

@@ -46,14 +46,18 @@ constexpr std::size_t chunk_count(std::size_t total, std::size_t chunk) {
 }
 static_assert(chunk_count(10, 4) == 3 && chunk_count(8, 4) == 2 && chunk_count(0, 4) == 0);
 
+/// A message of up to this size is one chunk. `largest` is the setting CCL_CHUNK_BYTES.
+constexpr std::size_t smallest_chunk(std::size_t largest) {
+  return std::min(largest, std::size_t{16} << 10);
+}
+
 /// Bytes of a chunk of a message of `total` bytes: at most `largest`; small enough that peers read
 /// one chunk while this rank writes the next, large enough to pay for the synchronisation.
 constexpr std::size_t chunk_size(std::size_t total, std::size_t largest) {
-  constexpr std::size_t kSmallest = std::size_t{16} << 10;
   constexpr std::size_t kChunks = 8;
   constexpr std::size_t kCacheLine = 64;  // chunks start at the same offset in a cache line
   const std::size_t wanted = chunk_count(chunk_count(total, kChunks), kCacheLine) * kCacheLine;
-  return std::min(largest, std::max(kSmallest, wanted));
+  return std::clamp(wanted, smallest_chunk(largest), largest);
 }
 static_assert(chunk_size(100, 1 << 18) == 16 << 10 && chunk_size(1 << 30, 1 << 18) == 1 << 18);
 

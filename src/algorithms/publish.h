@@ -7,21 +7,16 @@
 #pragma once
 
 #include <cstring>
-#include <functional>
 #include <span>
 
 #include "algorithms/task.h"
+#include "operation/buffers.h"
 #include "transport/board.h"
 
 namespace tccl {
 
 /// Smaller chunks are copied: reading in place makes the publisher wait for its readers.
 inline constexpr std::size_t kZeroCopyBytes = std::size_t{16} << 10;
-
-inline bool disjoint(std::span<const std::byte> a, std::span<const std::byte> b) {
-  const std::less_equal<> before;  // defined for unrelated pointers, unlike <=
-  return before(a.data() + a.size(), b.data()) || before(b.data() + b.size(), a.data());
-}
 
 /// Writes the offset of `memory` into the inline data of an open step if peers can read it in
 /// place, or 0 if they cannot: then the caller copies the input into the slot. Returns whether they

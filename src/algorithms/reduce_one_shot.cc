@@ -13,7 +13,7 @@ namespace tccl {
 namespace {
 
 /// `result_rank` is the rank that gets the result, or Board::kEveryone.
-void reduce_chunks(Board& board, const CollectiveTask& task, int result_rank) {
+void reduce_chunks(Board& board, const CollectiveTask& task, int result_rank, Phases phases) {
   const bool needs_result = result_rank == Board::kEveryone || result_rank == board.local_rank();
   const bool unmodified = !needs_result || task.in() != task.out();
   const std::size_t chunk_bytes =
@@ -23,11 +23,13 @@ void reduce_chunks(Board& board, const CollectiveTask& task, int result_rank) {
   for (std::uint32_t step = 0; step < steps; ++step) {
     const Range chunk = chunk_range(task.bytes(), chunk_bytes, step);
     const std::byte* own = task.in() + chunk.begin;
-    const Board::Slot slot = board.open_step();
-    if (result_rank != board.local_rank())
-      publish(board, task, slot, own, chunk.count, result_rank, unmodified);
-    board.post();
-    if (!needs_result) continue;
+    if (phases.contribute) {
+      const Board::Slot slot = board.open_step();
+      if (result_rank != board.local_rank())
+        publish(board, task, slot, own, chunk.count, result_rank, unmodified);
+      board.post();
+    }
+    if (!phases.complete || !needs_result) continue;
     for (int rank = 0; rank < board.size(); ++rank)
       sources[rank] = rank == board.local_rank() ? own : published(board, rank, step, chunk.count);
     task.reduce(board, task.out() + chunk.begin, sources, chunk.count);
@@ -36,12 +38,12 @@ void reduce_chunks(Board& board, const CollectiveTask& task, int result_rank) {
 
 }  // namespace
 
-void allreduce_one_shot(Board& board, const CollectiveTask& task) {
-  if (!allreduce_zero_copy(board, task)) reduce_chunks(board, task, Board::kEveryone);
+void allreduce_one_shot(Board& board, const CollectiveTask& task, Phases phases) {
+  if (!allreduce_zero_copy(board, task)) reduce_chunks(board, task, Board::kEveryone, phases);
 }
 
-void reduce_one_shot(Board& board, const CollectiveTask& task) {
-  reduce_chunks(board, task, task.root());
+void reduce_one_shot(Board& board, const CollectiveTask& task, Phases phases) {
+  reduce_chunks(board, task, task.root(), phases);
 }
 
 }  // namespace tccl

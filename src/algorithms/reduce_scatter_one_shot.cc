@@ -23,7 +23,7 @@ std::span<const std::byte> unmodified_input(const Board& board, const Collective
 
 }  // namespace
 
-void reduce_scatter_one_shot(Board& board, const CollectiveTask& task) {
+void reduce_scatter_one_shot(Board& board, const CollectiveTask& task, Phases phases) {
   const int self = board.local_rank();
   const std::size_t longest = std::max(task.element_bytes(), task.longest_input());
   const BlockChunks chunks(
@@ -36,10 +36,13 @@ void reduce_scatter_one_shot(Board& board, const CollectiveTask& task) {
   Sources sources(board.size());
   const std::uint32_t steps = steps_for(longest, chunks.chunk_bytes());
   for (std::uint32_t step = 0; step < steps; ++step) {
-    const Board::Slot slot = board.open_step();
-    if (is_inline || !publish_address(board, slot, unmodified))
-      chunks.copy_in(slot.input_of(step_bytes), step, self);
-    board.post();
+    if (phases.contribute) {
+      const Board::Slot slot = board.open_step();
+      if (is_inline || !publish_address(board, slot, unmodified))
+        chunks.copy_in(slot.input_of(step_bytes), step, self);
+      board.post();
+    }
+    if (!phases.complete) continue;
     const Range chunk = chunks.range(self, step);
     for (int rank = 0; rank < board.size(); ++rank) {
       if (rank == self) {

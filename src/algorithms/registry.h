@@ -6,6 +6,10 @@
 // calls use that one. Tests, docs and CCL_ALLGATHER=ring read the table. A row without rules runs
 // only if a setting names it: compare it by settings first, then give it rules.
 //
+// An algorithm for one host may take Phases: then an asynchronous operation of one step contributes
+// when it is issued, and completes later without another thread (docs/threads.md, "Posted
+// operations").
+//
 // Thread safety: the table is constant.
 #pragma once
 
@@ -19,6 +23,37 @@
 
 namespace tccl {
 
+/// Which parts of an operation to run. To contribute is to write and post this rank's steps; it waits
+/// for no peer if the slots are free. To complete is to await the steps of the peers and to write
+/// the output.
+struct Phases {
+  bool contribute = true;
+  bool complete = true;
+};
+
+/// The function of an algorithm for ranks of one host.
+class LocalFunction {
+ public:
+  using Whole = void (*)(Board&, const CollectiveTask&);
+  using Phased = void (*)(Board&, const CollectiveTask&, Phases);
+  constexpr LocalFunction(std::nullptr_t /*over several hosts only*/) {}
+  constexpr LocalFunction(Whole function) : whole_(function) {}
+  constexpr LocalFunction(Phased function) : phased_(function) {}
+
+  void operator()(Board& board, const CollectiveTask& task) const {
+    phased_ != nullptr ? phased_(board, task, {}) : whole_(board, task);
+  }
+  [[nodiscard]] bool has_phases() const { return phased_ != nullptr; }
+  /// Requires has_phases().
+  void run_phases(Board& board, const CollectiveTask& task, Phases phases) const {
+    phased_(board, task, phases);
+  }
+
+ private:
+  Whole whole_ = nullptr;
+  Phased phased_ = nullptr;
+};
+
 struct Algorithm {
   /// When the algorithm is the default: for groups of at least `from_ranks` ranks and data of at
   /// least `from_bytes`; `float8_only`: only for float8 types.
@@ -30,7 +65,7 @@ struct Algorithm {
   Op op;
   const char* name;
   const char* doc;
-  void (*run)(Board&, const CollectiveTask&);  // for groups on one host; or
+  LocalFunction run;  // for groups on one host; or
   void (*run_over_hosts)(Board&, NetworkChannel&, const CollectiveTask&) = nullptr;
   std::span<const Rule> rules = {};
 };
@@ -41,20 +76,20 @@ std::span<const Algorithm> algorithms();
 const Algorithm& algorithm(std::uint8_t index);
 std::uint8_t index_of(const Algorithm& algorithm);
 
-void barrier_one_shot(Board& board, const CollectiveTask& task);
-void broadcast_one_shot(Board& board, const CollectiveTask& task);
-void allreduce_one_shot(Board& board, const CollectiveTask& task);
+void barrier_one_shot(Board& board, const CollectiveTask& task, Phases phases);
+void broadcast_one_shot(Board& board, const CollectiveTask& task, Phases phases);
+void allreduce_one_shot(Board& board, const CollectiveTask& task, Phases phases);
 void allreduce_two_shot(Board& board, const CollectiveTask& task);
-void reduce_one_shot(Board& board, const CollectiveTask& task);
+void reduce_one_shot(Board& board, const CollectiveTask& task, Phases phases);
 void reduce_two_shot(Board& board, const CollectiveTask& task);
-void allgather_one_shot(Board& board, const CollectiveTask& task);
+void allgather_one_shot(Board& board, const CollectiveTask& task, Phases phases);
 void gather_one_shot(Board& board, const CollectiveTask& task);
 void scatter_one_shot(Board& board, const CollectiveTask& task);
 void alltoall_one_shot(Board& board, const CollectiveTask& task);
 void gatherv_one_shot(Board& board, const CollectiveTask& task);
 void scatterv_one_shot(Board& board, const CollectiveTask& task);
 void alltoallv_one_shot(Board& board, const CollectiveTask& task);
-void reduce_scatter_one_shot(Board& board, const CollectiveTask& task);
+void reduce_scatter_one_shot(Board& board, const CollectiveTask& task, Phases phases);
 
 void barrier_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task);
 void allreduce_leader_allgather(Board& board, NetworkChannel& channel, const CollectiveTask& task);

@@ -69,6 +69,14 @@ class CollectiveTask {
   [[nodiscard]] std::size_t longest_input() const { return longest(operation_.in_blocks); }
   [[nodiscard]] std::size_t longest_output() const { return longest(operation_.out_blocks); }
 
+  /// What this rank writes to its slot in all, in bytes; the same on all ranks.
+  [[nodiscard]] std::size_t published_bytes(int ranks) const {
+    const Op op = operation_.op;
+    if (op == Op::allgather || op == Op::allgatherv) return longest_output();
+    const bool per_rank = op == Op::reduce_scatter || op == Op::reduce_scatterv;
+    return per_rank ? longest_input() * static_cast<std::size_t>(ranks) : bytes();
+  }
+
   /// memcpy by several threads, at least kMinBytesPerThread each. `to` may be `from`.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
   /// The same into an output of `total_bytes`: non-temporal stores if that is large.

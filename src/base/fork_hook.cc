@@ -19,7 +19,12 @@ Registry& registry() {
   return *registry;
 }
 
+/// Written in a forked child, which has one thread then.
+std::uint32_t forks = 0;
+
 }  // namespace
+
+std::uint32_t fork_count() noexcept { return forks; }
 
 struct ForkHandlers {
   static void before() {
@@ -31,6 +36,7 @@ struct ForkHandlers {
     registry().mutex.unlock();
   }
   static void in_child() {
+    ++forks;
     for (ForkHook* hook : registry().hooks) hook->in_child_();
     unlock();
   }

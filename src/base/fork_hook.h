@@ -3,10 +3,15 @@
 // Thread safety: hooks may be made and destroyed on any thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <mutex>
 
 namespace tccl {
+
+/// How many forks separate this process from the one that made the first ForkHook. Unlike getpid(),
+/// no system call.
+std::uint32_t fork_count() noexcept;
 
 /// During the object's lifetime, `in_child` runs in every forked child right after fork(). `guard`
 /// is locked during fork(), so the child finds the data that it protects in a consistent state.

@@ -68,7 +68,8 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupPa
       has_to_describe_(rank_ == 0 && is_logged(LogLevel::info)),
       executor_(std::make_unique<Executor>(*context_, parts_)),
       queue_(std::make_shared<OperationQueue>(context_->thread_pool(), options_.name, *executor_,
-                                              context_->check_interrupt())),
+                                              context_->check_interrupt(),
+                                              context_->progress_thread())),
       p2p_(std::make_shared<P2p>(
           parts_.local_group, parts_.membership, make_ofi_p2p(), context_->settings().eager_bytes,
           context_->progress_thread(),
@@ -77,6 +78,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupPa
           },
           context_->check_interrupt(), context_->backoff())) {
   context_->progress_thread().add(p2p_);
+  context_->progress_thread().add(queue_);
 }
 
 std::unique_ptr<ofi::OfiP2p> CommunicatorImpl::make_ofi_p2p() const {

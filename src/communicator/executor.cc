@@ -1,12 +1,16 @@
 #include "communicator/executor.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
+#include "algorithms/partition.h"
+#include "algorithms/publish.h"
 #include "base/format.h"
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "communicator/validate.h"
+#include "operation/buffers.h"
 #include "operation/op_traits.h"
 #include "tccl/error.h"
 
@@ -70,7 +74,13 @@ void Executor::subscribe_to_rail() {
       membership_.subscribe(hosts.rail_peer(host, hosts.local_rank(membership_.rank())));
 }
 
-void Executor::number_and_record(OpRecord& record) {
+const Algorithm& Executor::select(const OpRecord& record) const {
+  return context_.algorithms().select(record.op, record.count * size_of(record.dtype),
+                                      membership_.size(), record.dtype, channel_ != nullptr);
+}
+
+void Executor::number_and_record(OpRecord& record, const Algorithm& algorithm) {
+  record.algorithm = index_of(algorithm);
   record.sequence = ++sequence_;
   record.digest = digest_ = next_digest(digest_, record);
   // Peers see the record with the first post(). None of them can be so far behind that it still
@@ -87,17 +97,22 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
   if (group_.failed()) throw membership_.fail(group_.failure());
   const CollectiveTask task(operation, context_.workers());
   OpRecord record = record_of(operation, membership_.size(), context_.settings().wire_format);
-  const Algorithm& algorithm =
-      context_.algorithms().select(operation.op, record.count * task.element_bytes(),
-                                   membership_.size(), operation.dtype, channel_ != nullptr);
-  record.algorithm = index_of(algorithm);
-  number_and_record(record);
+  const Algorithm& algorithm = select(record);
+  number_and_record(record, algorithm);
   const bool traced = is_logged(LogLevel::trace);
   const Clock::time_point begin = traced ? Clock::now() : Clock::time_point();
-  try {
+  run_marking_failure([&] {
     board_.begin(record, deadline, timeout);
     channel_ ? run_over_hosts(algorithm, record, task, deadline, timeout)
              : algorithm.run(board_, task);
+  });
+  if (traced) log_operation(record, Clock::now() - begin);
+}
+
+template <class Body>
+void Executor::run_marking_failure(const Body& body) {
+  try {
+    body();
     board_.end();
   } catch (const Error& error) {
     const Error reason = membership_.fail(error);
@@ -107,7 +122,53 @@ void Executor::run_by(std::optional<Deadline> deadline, const Operation& operati
     fail_by_current_exception();
     throw;
   }
-  if (traced) log_operation(record, Clock::now() - begin);
+}
+
+bool Executor::can_post(const CollectiveTask& task, const Algorithm& algorithm) {
+  if (channel_ || posted_count_ == kMaxPosted || !algorithm.run.has_phases() || group_.failed())
+    return false;
+  const std::size_t bytes = task.published_bytes(membership_.size());
+  if (bytes > smallest_chunk(board_.chunk_bytes())) return false;  // more than one step
+  // Peers would read it in place, and end() would wait for them.
+  if (bytes >= kZeroCopyBytes && board_.offset_of(task.in(), 1) != 0) return false;
+  for (std::size_t i = 0; i < posted_count_; ++i)
+    if (may_conflict(task.operation(), *posted_[i].operation, membership_.size())) return false;
+  return board_.can_open_step();
+}
+
+bool Executor::try_post(const Operation& operation, Milliseconds timeout) {
+  const CollectiveTask task(operation, context_.workers());
+  OpRecord record = record_of(operation, membership_.size(), context_.settings().wire_format);
+  const Algorithm& algorithm = select(record);
+  if (!can_post(task, algorithm)) return false;
+  number_and_record(record, algorithm);
+  Posted& posted = posted_[posted_count_];
+  posted.operation = &operation;
+  posted.algorithm = &algorithm;
+  posted.begin = is_logged(LogLevel::trace) ? Clock::now() : Clock::time_point();
+  board_.begin(record, std::nullopt, timeout);
+  algorithm.run.run_phases(board_, task, {.contribute = true, .complete = false});
+  posted.state = board_.suspend();
+  ++posted_count_;
+  return true;
+}
+
+bool Executor::posted_has_arrived() const {
+  return posted_count_ != 0 && board_.has_arrived(posted_[0].state);
+}
+
+void Executor::complete_posted() {
+  const Posted posted = posted_[0];
+  std::shift_left(posted_.begin(), posted_.end(), 1);
+  --posted_count_;
+  if (group_.failed()) throw membership_.fail(group_.failure());
+  const CollectiveTask task(*posted.operation, context_.workers());
+  run_marking_failure([&] {
+    board_.resume(posted.state);
+    posted.algorithm->run.run_phases(board_, task, {.contribute = false, .complete = true});
+  });
+  if (posted.begin != Clock::time_point())
+    log_operation(posted.state.record, Clock::now() - posted.begin);
 }
 
 void Executor::log_operation(const OpRecord& record, Clock::duration duration) const {

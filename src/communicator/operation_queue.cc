@@ -5,10 +5,16 @@
 #include <utility>
 
 #include "base/format.h"
-#include "communicator/executor.h"
+#include "communicator/progress_thread.h"
 #include "tccl/error.h"
 
 namespace tccl {
+namespace {
+
+/// A posted operation that nobody has completed within this time goes to the thread pool.
+constexpr std::chrono::milliseconds kAwaitedWithin{1};
+
+}  // namespace
 
 CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, const Operation& operation,
                                Communicator::CallOptions options)
@@ -26,6 +32,7 @@ CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationL
     : WorkState(std::move(options)), queue_(std::move(queue)), list_(std::move(list)) {}
 
 void CollectiveWork::run_on(Executor& executor) const {
+  if (is_posted_) return executor.complete_posted();
   list_ ? executor.run(*list_, timeout()) : executor.run(operation_, timeout());
 }
 
@@ -68,7 +75,7 @@ class OperationQueue::CallbackScope {
     innermost_scope = outer_;
     const Lock lock(queue_);
     remove_gate();
-    if (queue_.state() != State::running && queue_.next_can_start()) queue_.submit_pool_task();
+    if (queue_.state() != State::running && queue_.needs_pool()) queue_.submit_pool_task();
   }
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
@@ -102,7 +109,18 @@ void CollectiveWork::on_done_in_order(std::function<void()> callback) {
   });
 }
 
+void CollectiveWork::on_done(std::function<void()> callback) {
+  WorkState::on_done(std::move(callback));
+  if (is_posted_ && !done()) queue_->complete_on_pool(*this);
+}
+
+bool CollectiveWork::test() noexcept {
+  if (is_posted_ && !done()) queue_->complete_arrived();
+  return done();
+}
+
 void CollectiveWork::progress_until_done(Deadline deadline) {
+  if (is_posted_ && queue_->complete_posted_until_done(*this, deadline)) return;
   queue_->run_queue_until_done(*this, deadline);
 }
 
@@ -157,6 +175,22 @@ void OperationQueue::require_other_thread(std::string_view call) const {
                         call, group_));
 }
 
+/// Takes the fast path if it is free, and releases it at the end of the scope.
+class OperationQueue::FastPath {
+ public:
+  explicit FastPath(OperationQueue& queue) : queue_(queue), taken_(queue.try_take_fast_path()) {}
+  ~FastPath() {
+    if (taken_) queue_.release_synchronous();
+  }
+  FastPath(const FastPath&) = delete;
+  FastPath& operator=(const FastPath&) = delete;
+  [[nodiscard]] bool is_taken() const { return taken_; }
+
+ private:
+  OperationQueue& queue_;
+  bool taken_;
+};
+
 template <class Entry>
 bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
   if (!try_take_fast_path()) {
@@ -168,6 +202,7 @@ bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
     OperationQueue& queue;
     ~Release() { queue.release_synchronous(); }
   } release{*this};
+  if (posted_count_ != 0) complete_posted_before_run();
   const RunningMark mark(this);
   executor_.run(entry, timeout);
   return true;
@@ -176,7 +211,9 @@ bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
 template <class Entry>
 std::shared_ptr<CollectiveWork> OperationQueue::start(const Entry& entry,
                                                       Communicator::CallOptions options) {
-  auto work = std::make_shared<CollectiveWork>(shared_from_this(), entry, std::move(options));
+  auto work = std::allocate_shared<CollectiveWork>(CachingAllocator<CollectiveWork>(work_cache_),
+                                                   shared_from_this(), entry, std::move(options));
+  if (try_post(work)) return work;
   const Lock lock(*this);
   require_open();
   entries_.insert(insert_position(), work);
@@ -193,6 +230,101 @@ template std::shared_ptr<CollectiveWork> OperationQueue::start(const Operation&,
                                                                Communicator::CallOptions);
 template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationList&,
                                                                Communicator::CallOptions);
+
+// --- posted operations ---
+
+bool OperationQueue::try_post(const WorkPtr& work) {
+  if (work->list_) return false;
+  {
+    const FastPath fast_path(*this);
+    if (!fast_path.is_taken() || !executor_.try_post(work->operation_, work->timeout()))
+      return false;
+    work->is_posted_ = true;
+    posted_[posted_count_++] = work;
+    posted_total_.fetch_add(1, std::memory_order_relaxed);
+    issued_.fetch_add(1, std::memory_order_relaxed);
+  }
+  complete_arrived();
+  if (!work->done()) progress_thread_.notify();
+  return true;
+}
+
+OperationQueue::WorkPtr OperationQueue::pop_posted() {
+  WorkPtr first = std::move(posted_[0]);
+  std::shift_left(posted_.begin(), posted_.end(), 1);
+  --posted_count_;
+  completed_total_.fetch_add(1, std::memory_order_relaxed);
+  return first;
+}
+
+/// Returns false if another thread runs the queue, or if the operation might run beyond `deadline`.
+bool OperationQueue::complete_posted_until_done(const CollectiveWork& work, Deadline deadline) {
+  while (!work.done()) {
+    WorkPtr next;
+    std::exception_ptr error;
+    {
+      const FastPath fast_path(*this);
+      if (!fast_path.is_taken() || posted_count_ == 0) return false;
+      if (deadline != Deadline::max() && deadline < deadline_after(posted_[0]->timeout()))
+        return false;
+      next = pop_posted();
+      error = run_catching(*next);
+    }
+    finish(next, error);
+  }
+  return true;
+}
+
+/// Completes posted operations without waiting for another rank.
+void OperationQueue::complete_arrived() {
+  for (;;) {
+    WorkPtr next;
+    std::exception_ptr error;
+    {
+      const FastPath fast_path(*this);
+      if (!fast_path.is_taken() || !executor_.posted_has_arrived()) return;
+      next = pop_posted();
+      error = run_catching(*next);
+    }
+    finish(next, error);
+  }
+}
+
+/// By the thread that runs the queue: no callback may run here.
+void OperationQueue::complete_posted_before_run() {
+  while (posted_count_ != 0) {
+    const WorkPtr next = pop_posted();
+    next->complete(run_catching(*next), [this](std::function<void()> callbacks) {
+      thread_pool_.submit(std::move(callbacks));
+    });
+  }
+}
+
+void OperationQueue::complete_on_pool(CollectiveWork& work) {
+  const Lock lock(*this);
+  work.is_for_pool_ = true;
+  if (state() == State::ready && needs_pool()) submit_pool_task();
+}
+
+void OperationQueue::complete_unawaited() {
+  const std::uint32_t completed = completed_total_.load(std::memory_order_relaxed);
+  const auto now = Clock::now();
+  if (completed != completed_before_) {
+    completed_before_ = completed;
+    unchanged_since_ = now;
+  }
+  if (now - unchanged_since_ < kAwaitedWithin) return;
+  const Lock lock(*this);
+  if (state() != State::ready || posted_count_ == 0) return;
+  posted_[0]->is_for_pool_ = true;
+  submit_pool_task();
+}
+
+bool OperationQueue::needs_pool() const {
+  return next_can_start() ||
+         std::any_of(posted_.begin(), posted_.begin() + posted_count_,
+                     [](const WorkPtr& work) { return work->is_for_pool_; });
+}
 
 // --- gates ---
 
@@ -241,7 +373,7 @@ bool OperationQueue::is_blocked_by_callback(const CollectiveWork& work) {
 // --- states ---
 
 bool OperationQueue::has_work() const {
-  return std::ranges::any_of(entries_, [](const WorkPtr& work) { return work != nullptr; });
+  return posted_count_ != 0 || std::ranges::any_of(entries_, [](const WorkPtr& work) { return work != nullptr; });
 }
 
 bool OperationQueue::is_idle() {
@@ -286,10 +418,11 @@ OperationQueue::WorkPtr OperationQueue::try_take_next(Deadline latest) {
   const Lock lock(*this);
   if (state() == State::running) return nullptr;
   set_state(State::ready);
-  if (!next_can_start()) return nullptr;
-  if (latest != Deadline::max() && latest < deadline_after(entries_.front()->timeout()))
-    return nullptr;
+  if (posted_count_ == 0 && !next_can_start()) return nullptr;
+  const WorkPtr& first = posted_count_ != 0 ? posted_[0] : entries_.front();
+  if (latest != Deadline::max() && latest < deadline_after(first->timeout())) return nullptr;
   set_state(State::running);
+  if (posted_count_ != 0) return pop_posted();
   WorkPtr work = std::move(entries_.front());
   entries_.pop_front();
   return work;
@@ -300,34 +433,42 @@ void OperationQueue::release_to(State next) {
   const Lock lock(*this);
   set_state(next);
   // A pool thread that came while the queue was running has gone.
-  if (next == State::ready && next_can_start()) submit_pool_task();
+  if (next == State::ready && needs_pool()) submit_pool_task();
 }
 
 void OperationQueue::stop_rechecking() {
   const Lock lock(*this);
   if (state() == State::running) return;
   set_state(State::ready);
-  if (next_can_start()) submit_pool_task();
+  if (needs_pool()) submit_pool_task();
 }
 
 // --- running ---
 
-/// Runs an entry that try_take_next() returned, and leaves the queue in `rechecking`.
-void OperationQueue::run_entry(const WorkPtr& work) {
-  std::exception_ptr error;
+std::exception_ptr OperationQueue::run_catching(const CollectiveWork& work) {
   try {
     const RunningMark mark(this);
-    work->run_on(executor_);
+    work.run_on(executor_);
+    return nullptr;
   } catch (...) {
-    error = std::current_exception();
+    return std::current_exception();
   }
-  if (CallbackScope::innermost() != nullptr) {
-    // This thread is in a callback that waits. Other callbacks must not run inside it: one that
-    // waits for a later entry would be blocked by this callback's gate.
-    thread_pool_.submit([work, error] { work->complete(error); });
-    return release_to(State::rechecking);
-  }
+}
+
+/// Completes a work after the queue has been released.
+void OperationQueue::finish(const WorkPtr& work, const std::exception_ptr& error) {
+  // If this thread is in a callback that waits, other callbacks must not run inside it: one that
+  // waits for a later entry would be blocked by this callback's gate.
+  if (CallbackScope::innermost() != nullptr)
+    return thread_pool_.submit([work, error] { work->complete(error); });
+  work->complete(error);
+}
+
+/// Runs an entry that try_take_next() returned, and leaves the queue in `rechecking`.
+void OperationQueue::run_entry(const WorkPtr& work) {
+  const std::exception_ptr error = run_catching(*work);
   release_to(State::rechecking);
+  if (CallbackScope::innermost() != nullptr) return finish(work, error);
   // Callbacks may take long, or wait for entries of this queue: another thread must run them.
   work->complete(error, [this](const std::function<void()>& callbacks) {
     stop_rechecking();
@@ -384,7 +525,8 @@ OperationQueue::WorkPtr OperationQueue::last_work() {
   const Lock lock(*this);
   const auto last = std::find_if(entries_.rbegin(), entries_.rend(),
                                  [](const WorkPtr& work) { return work != nullptr; });
-  return last == entries_.rend() ? nullptr : *last;
+  if (last != entries_.rend()) return *last;
+  return state() != State::running && posted_count_ != 0 ? posted_[posted_count_ - 1] : nullptr;
 }
 
 void OperationQueue::close() noexcept {

@@ -6,12 +6,17 @@
 //   - a thread in wait() for an operation that has not started;
 //   - a thread of the pool.
 // Waking a thread costs tens of microseconds, so a waiting thread does not wait for the pool:
-// whichever thread comes first runs the operation.
+// whichever thread comes first runs the operation. And a small operation that is issued while
+// nothing is queued is only *posted*: start() contributes this rank's data, and no thread is woken.
+// Posted operations are the head of the queue. They are completed, in order, by a thread in wait(),
+// by the next synchronous caller, or by a thread of the pool if on_done() is called or nobody comes
+// within about a millisecond.
 //
 // States, and who moves between them ("locker": any thread that takes the mutex):
 //
 //   from        to          by                     when
-//   idle        fast_path   caller of try_run      starts; one compare-exchange, no lock
+//   idle        fast_path   caller of try_run,     starts, posts or completes; one
+//                           start, or a waiter     compare-exchange, no lock
 //   fast_path   idle        the same thread        ends; one compare-exchange, no lock
 //   fast_path   running     locker                 the thread on the fast path finds this when it
 //                                                  ends, and ends as from `running`
@@ -45,7 +50,10 @@
 // Thread safety: every method may be called from any thread.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -54,14 +62,16 @@
 #include <string_view>
 #include <vector>
 
+#include "base/block_cache.h"
 #include "base/thread_pool.h"
+#include "communicator/executor.h"
 #include "communicator/work_state.h"
 #include "tccl/communicator.h"
 
 namespace tccl {
 
-class Executor;
 class OperationQueue;
+class ProgressThread;
 
 /// A started entry: a list, or an operation together with copies of its block lists.
 class CollectiveWork final : public WorkState {
@@ -71,7 +81,9 @@ class CollectiveWork final : public WorkState {
   CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList list,
                  Communicator::CallOptions options);
 
+  void on_done(std::function<void()> callback) override;
   void on_done_in_order(std::function<void()> callback) override;
+  bool test() noexcept override;
   void run_on(Executor& executor) const;
   [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
 
@@ -85,17 +97,20 @@ class CollectiveWork final : public WorkState {
   std::vector<Block> out_blocks_;
   Operation operation_;
   std::optional<OperationList> list_;
+  bool is_posted_ = false;     // written before another thread has the work
+  bool is_for_pool_ = false;  // posted, and a pool thread completes it; guarded by the queue's mutex
 };
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   /// `executor` and `thread_pool` must live until close() has returned.
   OperationQueue(ThreadPool& thread_pool, std::string group, Executor& executor,
-                 std::function<void()> check_interrupt)
+                 std::function<void()> check_interrupt, ProgressThread& progress_thread)
       : thread_pool_(thread_pool),
         group_(std::move(group)),
         executor_(executor),
-        check_interrupt_(std::move(check_interrupt)) {}
+        check_interrupt_(std::move(check_interrupt)),
+        progress_thread_(progress_thread) {}
 
   /// Runs the entry on this thread if nothing else is queued or running; else returns false.
   /// `Entry` is Operation or OperationList.
@@ -110,6 +125,14 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   /// Rejects further operations and waits until all started ones are complete.
   void close() noexcept;
   [[nodiscard]] bool is_idle();
+  /// Whether posted operations are not complete; for the progress thread.
+  [[nodiscard]] bool has_posted() const noexcept {
+    return posted_total_.load(std::memory_order_relaxed) !=
+           completed_total_.load(std::memory_order_relaxed);
+  }
+  /// Called by the progress thread about once a millisecond while has_posted(). A pool thread
+  /// completes operations that were posted before the previous call.
+  void complete_unawaited();
   /// Number of collectives issued so far.
   [[nodiscard]] std::uint32_t issued() const noexcept {
     return issued_.load(std::memory_order_relaxed);
@@ -129,10 +152,18 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // --- without the mutex ---
   bool try_take_fast_path();
   void release_synchronous();
+  class FastPath;
+  bool try_post(const WorkPtr& work);
+  bool complete_posted_until_done(const CollectiveWork& work, Deadline deadline);
+  void complete_arrived();
+  void complete_posted_before_run();
+  void complete_on_pool(CollectiveWork& work);
+  void finish(const WorkPtr& work, const std::exception_ptr& error);
   bool try_take_if_empty();
   WorkPtr try_take_next(Deadline latest);
   void release_to(State next);
   void stop_rechecking();
+  std::exception_ptr run_catching(const CollectiveWork& work);
   void run_entry(const WorkPtr& work);
   void run_on_pool();
   void run_queue_until_done(CollectiveWork& work, Deadline deadline);
@@ -148,14 +179,29 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   [[nodiscard]] CallbackScope* current_scope() const;
   [[nodiscard]] bool has_work() const;
   [[nodiscard]] bool next_can_start() const { return !entries_.empty() && entries_.front(); }
+  /// Whether the pool has something to run; not while another thread runs the queue.
+  [[nodiscard]] bool needs_pool() const;
   void submit_pool_task();
   void require_open() const;
 
   ThreadPool& thread_pool_;
   std::string group_;
+  std::shared_ptr<BlockCache> work_cache_ = std::make_shared<BlockCache>();
   Executor& executor_;
   std::function<void()> check_interrupt_;
-  std::atomic<std::uint32_t> issued_{0};  // relaxed: a counter
+  ProgressThread& progress_thread_;
+  std::atomic<std::uint32_t> issued_{0};           // relaxed: a counter
+  std::atomic<std::uint32_t> posted_total_{0};     // relaxed: a counter
+  std::atomic<std::uint32_t> completed_total_{0};  // of the posted ones; relaxed: a counter
+  // Used by complete_unawaited() alone.
+  std::uint32_t completed_before_ = std::numeric_limits<std::uint32_t>::max();
+  Clock::time_point unchanged_since_;
+
+  /// Operations that the executor has posted, in order. They belong to the thread that runs the
+  /// queue; if none does, to who holds the mutex.
+  std::array<WorkPtr, Executor::kMaxPosted> posted_;
+  std::size_t posted_count_ = 0;
+  [[nodiscard]] WorkPtr pop_posted();
 
   /// Changes without the mutex only between idle and fast_path; see try_take_fast_path() and Lock.
   std::atomic<State> state_{State::idle};

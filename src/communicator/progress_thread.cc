@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/start_thread.h"
+#include "communicator/operation_queue.h"
 #include "communicator/p2p.h"
 
 namespace tccl {
@@ -34,8 +35,9 @@ constexpr auto kIdleSleep = std::chrono::seconds(1);
 }  // namespace
 
 struct ProgressThread::State {
-  std::mutex mutex;  // guards the next two
+  std::mutex mutex;  // guards the next three
   std::vector<std::weak_ptr<P2p>> engines;
+  std::vector<std::weak_ptr<OperationQueue>> queues;
   std::function<bool()> progress_network;
   std::shared_ptr<ProgressSignal> signal;  // the futex on which the thread sleeps
   std::atomic<bool> needs_notify{false};   // the thread sleeps longer than kPollInterval
@@ -116,8 +118,21 @@ struct ProgressThread::State {
     return to_poll;
   }
 
+  /// Posted operations that nobody has completed go to the thread pool.
+  void poll_queues(Turn& turn) {
+    const std::lock_guard lock(mutex);
+    for (const auto& known : queues) {
+      const auto queue = known.lock();
+      if (!queue || !queue->has_posted()) continue;
+      turn.outstanding = true;
+      turn.all_have_waiters = false;
+      queue->complete_unawaited();
+    }
+  }
+
   Turn poll(bool all_engines) {
     Turn turn;
+    poll_queues(turn);
     const auto to_poll = engines_to_poll(all_engines, turn);
     if (try_progress_network()) {
       turn.outstanding = true;
@@ -146,6 +161,12 @@ void ProgressThread::add(const std::shared_ptr<P2p>& engine) {
   const std::lock_guard lock(state_->mutex);
   std::erase_if(state_->engines, [](const auto& known) { return known.expired(); });
   state_->engines.push_back(engine);
+}
+
+void ProgressThread::add(const std::shared_ptr<OperationQueue>& queue) {
+  const std::lock_guard lock(state_->mutex);
+  std::erase_if(state_->queues, [](const auto& known) { return known.expired(); });
+  state_->queues.push_back(queue);
 }
 
 void ProgressThread::set_progress_network(std::function<bool()> progress_network) {

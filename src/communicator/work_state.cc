@@ -29,10 +29,21 @@ void run_all(const std::vector<std::function<void()>>& callbacks) noexcept {
 
 }  // namespace
 
+/// Sets a bit of state_, unless the work is done.
+bool WorkState::announce(std::uint32_t bit) noexcept {
+  std::uint32_t seen = state_.load(std::memory_order_relaxed);
+  while (seen != kDone)
+    // Release: pairs with the acquire in complete(). Acquire: pairs with its release.
+    if (state_.compare_exchange_weak(seen, seen | bit, std::memory_order_acq_rel,
+                                     std::memory_order_acquire))
+      return true;
+  return false;
+}
+
 void WorkState::on_done(std::function<void()> callback) {
   {
     const std::lock_guard lock(mutex_);
-    if (!done()) {
+    if (announce(kHasCallbacks)) {
       callbacks_.push_back(std::move(callback));
       return;
     }
@@ -42,25 +53,32 @@ void WorkState::on_done(std::function<void()> callback) {
 
 void WorkState::complete(std::exception_ptr error, const Submit& run_elsewhere) noexcept {
   const auto keep_this = shared_from_this();
+  const std::shared_ptr<const void> keepalive = std::move(options_.keepalive);
+  error_ = std::move(error);
+  std::uint32_t seen = 0;
+  // Release: pairs with done(). Acquire: pairs with announce().
+  if (state_.compare_exchange_strong(seen, kDone, std::memory_order_acq_rel,
+                                     std::memory_order_acquire))
+    return;
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(mutex_);
-    error_ = std::move(error);
     callbacks.swap(callbacks_);
-    done_.store(1, std::memory_order_release);  // pairs with done()
+    seen = state_.exchange(kDone, std::memory_order_acq_rel);  // as above
   }
-  options_.keepalive.reset();
-  futex_wake_all(done_, FutexScope::local);
+  if ((seen & kHasSleepers) != 0) futex_wake_all(state_, FutexScope::local);
   if (callbacks.empty()) return;
   if (!run_elsewhere) return run_all(callbacks);
   run_elsewhere([keep_this, callbacks = std::move(callbacks)] { run_all(callbacks); });
 }
 
 void WorkState::sleep_until_done(Deadline deadline, const std::function<void()>& check_interrupt) {
-  while (!done()) {
+  while (announce(kHasSleepers)) {
     const auto now = Clock::now();
     if (now >= deadline) return;
-    futex_wait(done_, 0, std::min<Clock::duration>(deadline - now, kInterruptInterval),
+    const std::uint32_t seen = state_.load(std::memory_order_relaxed);  // announce() has acquired
+    if (seen == kDone) return;
+    futex_wait(state_, seen, std::min<Clock::duration>(deadline - now, kInterruptInterval),
                FutexScope::local);
     if (!done() && check_interrupt) check_interrupt();
   }

@@ -3,8 +3,6 @@
 // Thread safety: every method may be called from any thread; complete() once.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/fork_hook.h"
 #include "base/futex.h"
 #include "tccl/communicator.h"
 #include "tccl/error.h"
@@ -25,7 +24,7 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   explicit WorkState(Communicator::CallOptions options) : options_(std::move(options)) {}
 
   [[nodiscard]] bool done() const noexcept override {
-    return done_.load(std::memory_order_acquire) != 0;  // pairs with complete()
+    return state_.load(std::memory_order_acquire) == kDone;  // pairs with complete()
   }
   [[nodiscard]] std::exception_ptr error() const noexcept override {
     return done() ? error_ : nullptr;
@@ -54,18 +53,25 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
   void sleep_until_done(Deadline deadline, const std::function<void()>& check_interrupt);
   void set_source(int rank) noexcept { source_ = rank; }
   /// Whether this is a forked child of the process that started the work.
-  [[nodiscard]] bool is_in_forked_child() const noexcept { return process_ != ::getpid(); }
+  [[nodiscard]] bool is_in_forked_child() const noexcept { return forks_ != fork_count(); }
   [[nodiscard]] const Communicator::CallOptions& options() const noexcept { return options_; }
 
  private:
   void wait_by(Deadline deadline);
+  bool announce(std::uint32_t bit) noexcept;
+
+  // Bits of state_ while the work runs. A work with neither completes without a lock or a system
+  // call.
+  static constexpr std::uint32_t kHasCallbacks = 1;
+  static constexpr std::uint32_t kHasSleepers = 2;
+  static constexpr std::uint32_t kDone = 4;  // alone
 
   Communicator::CallOptions options_;
-  std::atomic<std::uint32_t> done_{0};  // a futex
-  std::exception_ptr error_;            // published by done_
-  int source_ = -1;                     // published by done_
-  const pid_t process_ = ::getpid();
-  std::mutex mutex_;  // guards callbacks_ and the setting of done_
+  std::atomic<std::uint32_t> state_{0};  // a futex
+  std::exception_ptr error_;             // published by state_
+  int source_ = -1;                      // published by state_
+  const std::uint32_t forks_ = fork_count();
+  std::mutex mutex_;  // guards callbacks_, and the transition to kDone if there are any
   std::vector<std::function<void()>> callbacks_;
 };
 

@@ -1,4 +1,5 @@
-// A small synchronous operation does not allocate, lock, or make a system call.
+// A small operation does not allocate, lock, or make a system call, whether it is synchronous or
+// started and then waited for.
 //
 // This program replaces operator new, pthread_mutex_lock, syscall and sched_yield by versions that
 // count and then call the real ones. Under a sanitizer, which replaces them as well, it counts
@@ -84,7 +85,8 @@ constexpr int kRepetitions = 300;
 /// The minimum of each count over many repetitions, on each of two ranks. The minimum, because a
 /// rank that waits for the other sometimes yields or sleeps.
 std::array<Counts, 2> minimum_counts(Operation (&make)(std::array<float, 64>& in,
-                                                       std::array<float, 64>& out)) {
+                                                       std::array<float, 64>& out),
+                                     void (&call)(const Comm&, const Operation&)) {
   std::array<Counts, 2> minimum;
   run_threads(2, [&](int rank, const Comm& comm) {
     std::array<float, 64> in{};
@@ -95,7 +97,7 @@ std::array<Counts, 2> minimum_counts(Operation (&make)(std::array<float, 64>& in
     own = {1000, 1000, 1000};
     for (int i = 0; i < kRepetitions; ++i) {
       counts = {};
-      comm->run(operation);
+      call(comm, operation);
       own.allocations = std::min(own.allocations, counts.allocations);
       own.locks = std::min(own.locks, counts.locks);
       own.system_calls = std::min(own.system_calls, counts.system_calls);
@@ -123,21 +125,33 @@ Operation make_reduce_scatter(Buffer& in, Buffer& out) {
   return reduce_scatter(in.data(), out.data(), 2, DType::float32, {ReduceOp::sum});
 }
 
+void run(const Comm& comm, const Operation& operation) { comm->run(operation); }
+void start_and_wait(const Comm& comm, const Operation& operation) {
+  comm->start(operation)->wait();
+}
+
 TEST(FastPath, NoAllocationNoLockNoSystemCall) {
   struct {
     const char* name;
     Operation (&make)(Buffer&, Buffer&);
+    void (&call)(const Comm&, const Operation&);
   } const cases[] = {
-      {"barrier", make_barrier},
-      {"allreduce", make_allreduce},
-      {"allreduce of 256 bytes", make_large_allreduce},
-      {"broadcast", make_broadcast},
-      {"allgather", make_allgather},
-      {"alltoall", make_alltoall},
-      {"reduce_scatter", make_reduce_scatter},
+      {"barrier", make_barrier, run},
+      {"allreduce", make_allreduce, run},
+      {"allreduce of 256 bytes", make_large_allreduce, run},
+      {"broadcast", make_broadcast, run},
+      {"allgather", make_allgather, run},
+      {"alltoall", make_alltoall, run},
+      {"reduce_scatter", make_reduce_scatter, run},
+      {"asynchronous barrier", make_barrier, start_and_wait},
+      {"asynchronous allreduce", make_allreduce, start_and_wait},
+      {"asynchronous allreduce of 256 bytes", make_large_allreduce, start_and_wait},
+      {"asynchronous broadcast", make_broadcast, start_and_wait},
+      {"asynchronous allgather", make_allgather, start_and_wait},
+      {"asynchronous reduce_scatter", make_reduce_scatter, start_and_wait},
   };
   for (const auto& c : cases)
-    for (const Counts& minimum : minimum_counts(c.make)) {
+    for (const Counts& minimum : minimum_counts(c.make, c.call)) {
       EXPECT_EQ(minimum.allocations, 0) << c.name;
       EXPECT_EQ(minimum.locks, 0) << c.name;
       EXPECT_EQ(minimum.system_calls, 0) << c.name;

@@ -32,7 +32,8 @@ ShmBoard::ShmBoard(LocalGroup& group, TensorHeap& heap, AlgorithmName algorithm_
 void ShmBoard::begin(const OpRecord& record, std::optional<Deadline> deadline,
                      std::chrono::milliseconds timeout) {
   record_ = record;
-  step_ = 0;
+  begin_ = next_step_;
+  steps_ = 0;
   first_step_ = 0;
   deadline_ = deadline;
   timeout_ = timeout;
@@ -42,7 +43,43 @@ void ShmBoard::end() {
   if (any_read_) acknowledge_reads();
   if (any_published_) await_acknowledgements();
   peer_written_ = {};
-  steps_before_ += step_;
+}
+
+bool ShmBoard::can_open_step() {
+  if (next_step_ < kSlots) return true;
+  const GlobalStep step = step_that_frees_slot();
+  // Relaxed: this thread, or one that ran the queue before, stored it in post().
+  const Position target = header_of(local_rank(), step).position.load(std::memory_order_relaxed);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == local_rank() || views_[static_cast<std::size_t>(peer)].arrived_steps > step)
+      continue;
+    // Relaxed: open_step() follows, which acquires and compares digests.
+    if (!reached(header_of(peer, step).position.load(std::memory_order_relaxed), target))
+      return false;
+  }
+  return true;
+}
+
+ShmBoard::Suspended ShmBoard::suspend() const { return {record_, begin_, steps_, timeout_}; }
+
+void ShmBoard::resume(const Suspended& operation) {
+  record_ = operation.record;
+  begin_ = operation.begin;
+  steps_ = operation.steps;
+  first_step_ = 0;
+  deadline_.reset();
+  timeout_ = operation.timeout;
+}
+
+bool ShmBoard::has_arrived(const Suspended& operation) const {
+  const GlobalStep last = operation.begin + operation.steps - 1;
+  const Position target = position_of(operation.record.sequence, operation.steps);
+  for (int peer = 0; peer < size(); ++peer)
+    // Relaxed: the operation is then resumed, and wait_for() acquires.
+    if (peer != local_rank() &&
+        !reached(header_of(peer, last).position.load(std::memory_order_relaxed), target))
+      return false;
+  return true;
 }
 
 void ShmBoard::fail() noexcept {
@@ -74,7 +111,7 @@ const std::byte* ShmBoard::read_in_place(int peer, Offset offset) {
 
 void ShmBoard::acknowledge_reads() {
   throw_if_any_rank_failed();
-  group_.mine().acknowledged.store(next_global_step(),
+  group_.mine().acknowledged.store(end_of_operation(),
                                    std::memory_order_release);  // pairs with has_acknowledged()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer) {
@@ -112,18 +149,17 @@ void ShmBoard::await_acknowledgements() {
 
 bool ShmBoard::has_acknowledged(int peer) const {
   // Acquire: pairs with acknowledge_reads().
-  return group_.region(peer).acknowledged.load(std::memory_order_acquire) >= next_global_step();
+  return group_.region(peer).acknowledged.load(std::memory_order_acquire) >= end_of_operation();
 }
 
 Board::Slot ShmBoard::open_step() {
   const GlobalStep global_step = next_global_step();
   // This step reuses the slot of global_step - kSlots. A peer that has posted the second step after
-  // that one has finished reading it: within one operation by the rules of board.h, and a peer that
-  // has begun another operation has read all steps of those before.
+  // that one has finished reading it, by the rules of board.h.
   static_assert(kSlots > 2);
   if (global_step >= kSlots)
     for (int peer = 0; peer < size(); ++peer)
-      if (peer != local_rank()) wait_for(peer, global_step - kSlots + 2);
+      if (peer != local_rank()) wait_for(peer, step_that_frees_slot());
   std::byte* slot = group_.body(local_rank()) + group_.layout().slot_offset(global_step);
   return {group_.mine().step_headers[global_step % kSlots].inline_data, slot, slot + area_bytes()};
 }
@@ -131,8 +167,9 @@ Board::Slot ShmBoard::open_step() {
 void ShmBoard::post() {
   StepHeader& header = group_.mine().step_headers[next_global_step() % kSlots];
   header.digest = record_.digest;
-  ++step_;
-  header.position.store(position_of(record_.sequence, step_),
+  ++steps_;
+  ++next_step_;
+  header.position.store(position_of(record_.sequence, steps_),
                         std::memory_order_release);  // pairs with wait_for()
   doorbell_fence();
   for (int peer = 0; peer < size(); ++peer)
@@ -148,7 +185,7 @@ void ShmBoard::notify_if_awaited(int peer) {
 }
 
 Board::PeerSlot ShmBoard::await(int peer, std::uint32_t step) {
-  const GlobalStep global_step = steps_before_ + first_step_ + step;
+  const GlobalStep global_step = begin_ + first_step_ + step;
   wait_for(peer, global_step);
   const std::byte* slot = group_.body(peer) + group_.layout().slot_offset(global_step);
   return {header_of(peer, global_step).inline_data, slot, slot + area_bytes()};

@@ -5,6 +5,10 @@
 // checks every 4 ms for lost ranks, a mismatched operation and the deadline. Not only the awaited
 // rank is checked: in an operation that needs every rank, the awaited one may be computing, or wait
 // for the lost rank itself.
+//
+// An operation may be left after it has posted its steps (suspend) and completed later (resume), in
+// the order of posting. Meanwhile others may post. The rule that a rank which posts step i has read
+// all steps up to i - 2 is the executor's task then.
 // Thread safety: one operation at a time, on one thread.
 #pragma once
 
@@ -41,7 +45,7 @@ class ShmBoard final : public Board {
   Slot open_step() override;
   void post() override;
   PeerSlot await(int peer, std::uint32_t step) override;
-  void reset_step_numbers() override { first_step_ = step_; }
+  void reset_step_numbers() override { first_step_ = steps_; }
   [[nodiscard]] Offset offset_of(const void* memory, std::size_t bytes) const override {
     return heap_.offset_of(memory, bytes).value_or(0);
   }
@@ -66,6 +70,16 @@ class ShmBoard final : public Board {
   void begin(const OpRecord& record, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
   void end();
+  /// Whether open_step() would not wait now.
+  [[nodiscard]] bool can_open_step();
+  /// An operation that has posted all its steps and has not completed.
+  struct Suspended;
+  /// Instead of end().
+  [[nodiscard]] Suspended suspend() const;
+  /// Instead of begin(); end() follows. Operations are resumed in the order in which they began.
+  void resume(const Suspended& operation);
+  /// Whether all ranks have posted the steps of a suspended operation.
+  [[nodiscard]] bool has_arrived(const Suspended& operation) const;
   /// The error if the current operation, which needs every rank, needs a rank of this host that has
   /// died or departed.
   [[nodiscard]] std::optional<Error> find_lost_rank() const;
@@ -95,7 +109,12 @@ class ShmBoard final : public Board {
     return group_.region(rank).step_headers[global_step % kSlots];
   }
   /// The next step that this rank posts.
-  [[nodiscard]] GlobalStep next_global_step() const { return steps_before_ + step_; }
+  [[nodiscard]] GlobalStep next_global_step() const { return next_step_; }
+  /// The first step after those of the current operation.
+  [[nodiscard]] GlobalStep end_of_operation() const { return begin_ + steps_; }
+  /// Of the last operation that used the slot of the next step: a peer that has posted this step has
+  /// finished reading that slot.
+  [[nodiscard]] GlobalStep step_that_frees_slot() const { return next_step_ - kSlots + 2; }
   void wait_for(int peer, GlobalStep global_step);
   void notify_if_awaited(int peer);
   void acknowledge_reads();
@@ -130,16 +149,24 @@ class ShmBoard final : public Board {
   std::vector<HeartbeatWatcher> heartbeats_;
   BackoffPolicy backoff_;
   OpRecord record_;               // of the current operation
-  std::uint32_t step_ = 0;        // steps posted in it
+  GlobalStep begin_ = 0;          // its first step
+  std::uint32_t steps_ = 0;       // steps posted in it
   std::uint32_t first_step_ = 0;  // the step that is number 0 for await()
   bool any_published_ = false;    // views_ with published_to
   bool awaits_acknowledgements_ = false;
   bool any_read_ = false;  // views_ with read_from
   std::span<std::byte> peer_written_;
-  GlobalStep steps_before_ = 0;  // steps posted in all operations before
+  GlobalStep next_step_ = 0;  // steps posted in all operations
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};
   Clock::time_point next_interrupt_check_;
+};
+
+struct ShmBoard::Suspended {
+  OpRecord record;
+  GlobalStep begin;
+  std::uint32_t steps;
+  std::chrono::milliseconds timeout;
 };
 
 }  // namespace tccl::shm

@@ -165,6 +165,10 @@ class CollectiveRequest {
   [[nodiscard]] std::optional<c10::Stream> output_stream() const {
     return staging_ ? std::optional(staging_->output_stream()) : std::nullopt;
   }
+  /// Whether try_write_results() does anything.
+  [[nodiscard]] bool writes_results() const noexcept {
+    return staging_ || finish_ || !results_.empty();
+  }
   /// When the operations are complete: copies results to the tensors that were replaced. Returns
   /// false if it must be called again; only a staged receive does.
   bool try_write_results() const;

@@ -222,6 +222,12 @@ void CpuBackend::shutdown() {
   communicator_->close();
 }
 
+// Works of posted operations are not counted, but keep the communicator busy.
+void CpuBackend::waitForPendingWorks() {
+  while (!communicator_->wait_until_idle(kInterruptInterval)) check_interrupt();
+  pending_work_->wait_until_none();
+}
+
 void CpuBackend::abort() { communicator_->abort(/*reason=*/""); }
 
 }  // namespace torch_ccl

@@ -133,7 +133,7 @@ class CpuBackend : public BackendBase {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return communicator_->next_sequence() - 1; }
   void registerOnCompletionHook(PendingWorkCount::Hook&& hook) override;
-  void waitForPendingWorks() override { pending_work_->wait_until_none(); }
+  void waitForPendingWorks() override;
   /// Nothing to do: every Work records its duration.
   void enableCollectivesTiming() override {}
   c10d::ErrorType getError() override;

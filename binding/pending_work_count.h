@@ -1,4 +1,4 @@
-// The number of a group's Works that are not finished, and the group's completion hook. Shared with
+// The number of a group's unfinished Works that a callback completes, and the group's completion hook. Shared with
 // every Work, which may outlive the group.
 // Thread safety: every method may be called from any thread.
 #pragma once

@@ -70,15 +70,14 @@ WorkCCL::WorkCCL(const CollectiveRequest& request, uint64_t sequence,
       is_staged_receive_(request.is_staged_receive()),
       stream_(request.output_stream()),
       communicator_(communicator),
-      pending_work_(std::move(pending_work)) {
-  pending_work_->add();
-}
+      pending_work_(std::move(pending_work)) {}
 
 WorkCCL::~WorkCCL() {
   if (state_ != State::running) return;
-  // The operation was refused, so this Work was never returned, or it is a cancelled receive.
+  // The operation was refused, so this Work was never returned; or it is a cancelled receive, or
+  // nobody has waited for a posted operation.
   finish(exception_);
-  pending_work_->remove();
+  if (is_counted_) pending_work_->remove();
 }
 
 // A receive whose Work was dropped (in a coalescing block that failed, for example) must neither
@@ -93,16 +92,40 @@ void WorkCCL::attach(const c10::intrusive_ptr<WorkCCL>& work,
   {
     const std::lock_guard lock(work->mutex_);
     work->operation_ = operation;
+    if (operation->is_posted() && work->can_be_completed_by_waiter(*request)) {
+      work->posted_request_ = std::move(request);
+      return;
+    }
   }
+  complete_by_callback(work, operation, std::move(request));
+}
+
+bool WorkCCL::can_be_completed_by_waiter(const CollectiveRequest& request) const {
+  return !recordFunctionEndCallback_ && !pending_work_->hook() && !request.writes_results();
+}
+
+void WorkCCL::complete_by_waiter(const tccl::Work& operation) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(posted_request_, nullptr)) return;
+  }
+  complete(storable_error(to_torch_error(operation.error())));
+}
+
+void WorkCCL::complete_by_callback(const c10::intrusive_ptr<WorkCCL>& work,
+                                   std::shared_ptr<tccl::Work> operation,
+                                   std::shared_ptr<const CollectiveRequest> request) {
+  work->is_counted_ = true;  // no other thread completes it
+  work->pending_work_->add();
   // Operations other than receives hold their Work: they continue when the user drops it. That is a
   // reference cycle of operation, callback and Work, which complete() breaks.
   const bool is_receive =
       work->opType_ == c10d::OpType::RECV || work->opType_ == c10d::OpType::RECVANYSOURCE;
   operation->on_done([keepalive = is_receive ? nullptr : work,
                       weak_work = c10::weak_intrusive_ptr(work),
-                      operation = operation.get(),  // alive while its callbacks run
+                      completed = operation.get(),  // alive while its callbacks run
                       request = std::move(request)] {
-    const std::exception_ptr error = storable_error(to_torch_error(operation->error()));
+    const std::exception_ptr error = storable_error(to_torch_error(completed->error()));
     if (try_complete(weak_work, error, *request)) return;
     DeferredReceives::instance().add(
         [weak_work, request] { return try_complete(weak_work, nullptr, *request); });
@@ -156,7 +179,20 @@ void WorkCCL::complete_inline() noexcept {
     completed_ = true;
   }
   run_completion_hook();
-  pending_work_->remove();
+}
+
+// A Future is completed without a waiter.
+void WorkCCL::stop_waiting_for_waiter() {
+  std::shared_ptr<const CollectiveRequest> request;
+  std::shared_ptr<tccl::Work> operation;
+  {
+    const std::lock_guard lock(mutex_);
+    request = std::exchange(posted_request_, nullptr);
+    operation = operation_;
+  }
+  if (request)
+    complete_by_callback(c10::intrusive_ptr<WorkCCL>::reclaim_copy(this), std::move(operation),
+                         std::move(request));
 }
 
 void WorkCCL::notify_and_finish() noexcept {
@@ -168,7 +204,7 @@ void WorkCCL::notify_and_finish() noexcept {
   }
   if (result_future) complete_result_future(*result_future);
   run_completion_hook();
-  pending_work_->remove();
+  if (is_counted_) pending_work_->remove();
 }
 
 void WorkCCL::run_completion_hook() const noexcept {
@@ -183,7 +219,13 @@ void WorkCCL::run_completion_hook() const noexcept {
 }
 
 bool WorkCCL::isCompleted() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (posted_request_) {
+    const auto operation = operation_;
+    lock.unlock();
+    if (operation->test()) complete_by_waiter(*operation);
+    lock.lock();
+  }
   return state_ != State::running && (!future_ || future_->completed());
 }
 
@@ -197,6 +239,7 @@ bool WorkCCL::wait(std::chrono::milliseconds timeout) {
   if (const auto operation = operation_) {
     lock.unlock();
     wait_for_operation(*operation, deadline);
+    complete_by_waiter(*operation);
     lock.lock();
     // The operation is complete, but its results may not be written to the tensors yet.
     wait_until(lock, deadline, [this] { return state_ != State::running; });
@@ -265,6 +308,7 @@ float WorkCCL::getDuration() const {
 // starts others. on_done_in_order() inserts them at this point of the order, which is the same on
 // all ranks.
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
+  stop_waiting_for_waiter();
   std::unique_lock lock(mutex_);
   if (future_) return future_;
   std::vector<c10::Device> devices;
@@ -293,6 +337,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFutureResult() {
+  stop_waiting_for_waiter();
   std::unique_lock lock(mutex_);
   if (result_future_) return result_future_;
   auto future = result_future_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());

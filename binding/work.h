@@ -1,7 +1,10 @@
 // The handle that torch.distributed returns for one call.
 //
 // A call that ran inline returns a completed WorkCCL; an asynchronous one returns a WorkCCL that is
-// attached to a tccl::Work. After the operation, these steps follow in this order:
+// attached to a tccl::Work. If the library has only posted the operation (tccl::Work::is_posted), no
+// thread runs it: whoever calls wait() or isCompleted() completes both. Otherwise, and once somebody
+// asks for a Future, a callback of the operation does. After the operation, these steps follow in
+// this order:
 //   1. The outputs hold the result; the Work has its outcome (exception_), and waiters wake up.
 //   2. The Future, if getFuture() was called before step 1, is completed; its callbacks run.
 //   3. The result Future (getFutureResult()) is completed, the group's completion hook runs, and
@@ -45,7 +48,8 @@ class WorkCCL final : public c10d::Work {
           std::shared_ptr<PendingWorkCount> pending_work);
   ~WorkCCL() override;
 
-  /// Completes `work` when `operation` is complete and the results of `request` are written.
+  /// Completes `work` when `operation` is complete and the results of `request` are written; if that
+  /// takes no thread, only when somebody waits or asks.
   static void attach(const c10::intrusive_ptr<WorkCCL>& work,
                      const std::shared_ptr<tccl::Work>& operation,
                      std::shared_ptr<const CollectiveRequest> request);
@@ -81,6 +85,14 @@ class WorkCCL final : public c10d::Work {
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
   enum class State : unsigned char { running, future_pending, notify_pending, finished };
 
+  static void complete_by_callback(const c10::intrusive_ptr<WorkCCL>& work,
+                                   std::shared_ptr<tccl::Work> operation,
+                                   std::shared_ptr<const CollectiveRequest> request);
+  /// Whether nothing has to happen at completion but what a waiter can do.
+  [[nodiscard]] bool can_be_completed_by_waiter(const CollectiveRequest& request) const;
+  /// Completes the Work of a posted operation that is complete, unless that has been done.
+  void complete_by_waiter(const tccl::Work& operation) noexcept;
+  void stop_waiting_for_waiter();
   /// Writes the results, then completes the Work. Returns false if it must be called again.
   static bool try_complete(const c10::weak_intrusive_ptr<WorkCCL>& work, std::exception_ptr error,
                            const CollectiveRequest& request) noexcept;
@@ -108,6 +120,9 @@ class WorkCCL final : public c10d::Work {
   Time end_time_;
   int source_ = -1;
   std::shared_ptr<tccl::Work> operation_;  // while running, if attached
+  /// While the Work of a posted operation waits to be completed by a waiter.
+  std::shared_ptr<const CollectiveRequest> posted_request_;
+  bool is_counted_ = false;                // in pending_work_
   FuturePtr future_;                       // created by getFuture()
   FuturePtr result_future_;                // created by getFutureResult()
   c10::intrusive_ptr<WorkCCL> self_;  // keeps a staged receive with a Future alive while running

@@ -27,6 +27,10 @@ class TCCL_API Work {
   /// As done(), but first completes the operation on this thread if that needs no waiting. A program
   /// that polls calls this: nobody else may complete a small operation for about a millisecond.
   virtual bool test() noexcept { return done(); }
+  /// Whether start() has only posted the operation, which is small: no thread runs it. It completes in
+  /// wait(), in test(), or in the next synchronous call; if none of these comes within about a
+  /// millisecond, or on_done() is called, on a thread of the library.
+  [[nodiscard]] virtual bool is_posted() const noexcept { return false; }
   /// Waits for completion and throws the operation's error, if any.
   virtual void wait() = 0;
   /// As wait(), but throws Error{timeout} after `timeout`. The operation continues, except that a

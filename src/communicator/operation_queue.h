@@ -84,6 +84,7 @@ class CollectiveWork final : public WorkState {
   void on_done(std::function<void()> callback) override;
   void on_done_in_order(std::function<void()> callback) override;
   bool test() noexcept override;
+  [[nodiscard]] bool is_posted() const noexcept override { return is_posted_; }
   void run_on(Executor& executor) const;
   [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
 

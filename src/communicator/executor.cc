@@ -30,6 +30,7 @@ Executor::Executor(ContextImpl& context, const GroupParts& parts)
       membership_(*parts.membership),
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
+      digest_(group_.group_uid()),
       board_(group_, context.heap(), algorithm_name,
              marking_interrupts(context.check_interrupt(), interrupted_), context.backoff()) {
   if (membership_.over_several_hosts()) make_channel(parts);

@@ -57,7 +57,7 @@ class Executor {
   Membership& membership_;
   OperationLog& log_;         // in this rank's region
   std::uint32_t sequence_;    // of the last operation
-  std::uint64_t digest_ = 0;  // after the last operation
+  std::uint64_t digest_;      // after the last operation; begins with the group_uid
   bool interrupted_ = false;  // an interrupt ends the current operation
   shm::ShmBoard board_;
   std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts

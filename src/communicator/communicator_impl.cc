@@ -247,6 +247,7 @@ void CommunicatorImpl::close() noexcept {
   executor_->close(deadline_after(kCommunicatorFlushTimeout));
   const Notice departure = membership_.depart(executor_->last_sequence());
   if (membership_.over_several_hosts()) context_->record_departure(departure);
+  parts_.secret.reset();
   const std::lock_guard lock(mutex_);
   if (group_.failed()) final_error_ = std::make_exception_ptr(group_.failure());
   has_departed_ = true;

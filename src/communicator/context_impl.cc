@@ -206,6 +206,13 @@ ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& info,
   return known;
 }
 
+std::shared_ptr<const void> ContextImpl::accept_secret(const std::string& secret) {
+  network_->control().add_secret(secret);
+  return {this, [this, secret](const void*) {
+            if (!forked()) network_->control().retire_secret(secret);
+          }};
+}
+
 /// On the monitor thread.
 void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
                                 const Notice& notice) noexcept {

@@ -90,6 +90,10 @@ class ContextImpl final : public Context {
     fi_addr_t fi_addr;
   };
   RemoteAddress add_remote_process(const PeerInfo& info, const std::string& secret);
+  /// Accepts processes of other hosts that know the secret, until the last copy is gone: a group's
+  /// and those of the groups that were split from it. Only after add_network_info(); the context
+  /// must outlive it.
+  std::shared_ptr<const void> accept_secret(const std::string& secret);
 
   // --- groups ---
   void add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator);

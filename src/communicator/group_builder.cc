@@ -70,7 +70,7 @@ class GroupBuilder {
     own.region_offset = parts_.local_group->region_offset();
     if (!address.empty()) {
       context_.add_network_info(own, address);
-      context_.network().control().add_secret(options_.secret);
+      parts_.secret = context_.accept_secret(options_.secret);
     }
     cpus_digest_ = own.cpus_digest;
     parts_.group_tag = own.group_tag;

@@ -26,6 +26,7 @@ struct GroupParts {
   std::shared_ptr<Membership> membership;        // all ranks
   std::vector<ofi::RankAddress> addresses;       // by rank; used for ranks of other hosts
   std::uint32_t group_tag = 0;                   // in the tags of messages to this process
+  std::shared_ptr<const void> secret;            // see ContextImpl::accept_secret()
 };
 
 struct BuiltGroup {

@@ -63,6 +63,7 @@ class Splitter {
     };
     if (std::ranges::any_of(members_, is_remote))
       parts_.group_tag = context_.network().allocate_group_tag();
+    parts_.secret = parent_.secret;
     return {parts_.local_group->region_offset(), parts_.group_tag};
   }
 

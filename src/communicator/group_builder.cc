@@ -187,7 +187,10 @@ Fd prepare_exit_watch(RendezvousOptions& options) noexcept {
 void agree_on_new_secret(RendezvousOptions& options, ContextImpl& context) {
   try {
     options.secret = agree_on_secret(options, context.settings().secret_file);
-  } catch (...) {
+  } catch (const Error&) {
+    context.set_last_failed_attempt(options.last_failed_attempt);
+    throw attributed_to_this_rank(options);
+  } catch (...) {  // an interrupt
     context.set_last_failed_attempt(options.last_failed_attempt);
     throw;
   }

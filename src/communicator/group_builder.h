@@ -31,7 +31,7 @@ struct GroupParts {
 
 struct BuiltGroup {
   GroupParts parts;
-  int ranks_on_same_cpus = 0;  // ranks of this host with the same affinity mask, with this one
+  CpuSharing sharing;
 };
 
 /// See Communicator::report_failed_start().

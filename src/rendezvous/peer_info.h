@@ -26,6 +26,7 @@ struct PeerInfo {
   std::uint64_t eager_bytes = 0;
   std::uint64_t staging_bytes = 0;
   std::uint64_t cpus_digest = 0;  // of its affinity mask: ranks with equal digests share their CPUs
+  std::uint64_t limiting_cgroup = 0;  // CpuQuota::cgroup; 0: none
   char host[64] = {};
   // --- for other hosts; unused on a single host ---
   std::int32_t host_index = 0;  // hosts are numbered in the order of their first ranks

@@ -47,6 +47,7 @@ class Executor {
   /// Assigns the sequence number and the digest, and appends the record to the log.
   void number_and_record(OpRecord& record);
   void make_channel(const GroupParts& parts);
+  [[nodiscard]] bool watches_every_rank(const OpRecord& record) const;
   [[nodiscard]] std::optional<Error> find_lost_rank();
   void subscribe_to_rail();
   void log_operation(const OpRecord& record, Clock::duration duration) const;

@@ -44,7 +44,7 @@ std::shared_ptr<Communicator> Communicator::create(std::shared_ptr<Context> cont
     throw Error(Errc::invalid_argument, formatted("group {}: rank {} is not in a group of {} ranks",
                                                   options.name, rank, size));
   BuiltGroup built = build_group(*impl, store, rank, size, options);
-  impl->on_group_built(*built.parts.membership, built.ranks_on_same_cpus);
+  impl->on_group_built(*built.parts.membership, built.sharing);
   auto communicator =
       std::make_shared<CommunicatorImpl>(impl, std::move(built.parts), std::move(options));
   impl->add_communicator(communicator);
@@ -249,6 +249,7 @@ void CommunicatorImpl::close() noexcept {
   executor_->close(deadline_after(kCommunicatorFlushTimeout));
   const Notice departure = membership_.depart(executor_->last_sequence());
   if (membership_.over_several_hosts()) context_->record_departure(departure);
+  parts_.secret.reset();
   const std::lock_guard lock(mutex_);
   if (group_.failed()) final_error_ = std::make_exception_ptr(group_.failure());
   has_departed_ = true;

@@ -44,6 +44,7 @@ ContextImpl::ContextImpl(Options options)
       settings_(parse_environment()),
       algorithms_(settings_),
       cpus_(cpus_of_this_thread()),
+      cpu_quota_(cpu_quota()),
       arena_(std::make_shared<shm::Arena>(settings_.shared_bytes)),
       heap_(std::make_shared<shm::TensorHeap>(arena_)),
       self_(std::make_shared<LocalProcess>(arena_->memory(), host_name(), ::getpid())),
@@ -112,6 +113,7 @@ PeerInfo ContextImpl::peer_info() const {
   own.eager_bytes = settings_.eager_bytes;
   own.staging_bytes = settings_.staging_bytes;
   own.cpus_digest = digest_of(cpus_);
+  own.limiting_cgroup = cpu_quota_.cgroup;
   own.wire_format = static_cast<std::uint32_t>(settings_.wire_format);
   std::strncpy(own.host, host_name().c_str(), sizeof own.host - 1);
   return own;
@@ -206,6 +208,13 @@ ContextImpl::RemoteAddress ContextImpl::add_remote_process(const PeerInfo& info,
   return known;
 }
 
+std::shared_ptr<const void> ContextImpl::accept_secret(const std::string& secret) {
+  network_->control().add_secret(secret);
+  return {this, [this, secret](const void*) {
+            if (!forked()) network_->control().retire_secret(secret);
+          }};
+}
+
 /// On the monitor thread.
 void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
                                 const Notice& notice) noexcept {
@@ -226,19 +235,18 @@ void ContextImpl::on_heartbeat() noexcept {
   }
 }
 
-void ContextImpl::on_group_built(const Membership& membership, int ranks_on_same_cpus) {
+void ContextImpl::on_group_built(const Membership& membership, const CpuSharing& sharing) {
   const int rank = membership.rank();
   const HostMap& host_map = membership.host_map();
   const LocalPlacement placement{host_map.local_rank(rank),
-                                 host_map.local_size(host_map.host_of(rank)), ranks_on_same_cpus,
-                                 cpus_};
+                                 host_map.local_size(host_map.host_of(rank)), sharing, cpus_,
+                                 cpu_quota_};
   WorkerPoolOptions plan = plan_workers(settings_, placement);
   plan.rank = rank;
   {
     const std::lock_guard lock(mutex_);
-    max_ranks_on_same_cpus_.store(
-        std::max(ranks_on_same_cpus, max_ranks_on_same_cpus_.load(std::memory_order_relaxed)),
-        std::memory_order_relaxed);
+    if (cpus_per_rank(cpus_, cpu_quota_, sharing) < 1)
+      is_oversubscribed_.store(true, std::memory_order_relaxed);
     if (workers_) return;
     workers_ = std::make_unique<WorkerPool>(plan);
   }
@@ -247,14 +255,16 @@ void ContextImpl::on_group_built(const Membership& membership, int ranks_on_same
                      membership.over_several_hosts() ? network_->endpoint().provider() : "");
   if (is_logged(LogLevel::debug))
     log(LogLevel::debug, {.rank = rank, .group = membership.name()},
-        formatted("host {}, pid {}; {} workers on CPUs {}", host_name(), ::getpid(), plan.count,
-                  cpus_text(plan.cpus.empty() ? cpus_ : plan.cpus)));
+        formatted("host {}, pid {}; {} workers on CPUs {}{}", host_name(), ::getpid(), plan.count,
+                  cpus_text(plan.cpus.empty() ? cpus_ : plan.cpus),
+                  cpu_quota_.is_limited()
+                      ? formatted("; a cgroup limits it to {:.2f} CPUs", cpu_quota_.cpus)
+                      : ""));
 }
 
 BackoffPolicy ContextImpl::backoff() const noexcept {
-  const auto ranks_on_same_cpus =
-      static_cast<std::size_t>(max_ranks_on_same_cpus_.load(std::memory_order_relaxed));
-  return ranks_on_same_cpus > cpus_.size() ? kBackoffOversubscribed : kBackoffDedicated;
+  return is_oversubscribed_.load(std::memory_order_relaxed) ? kBackoffOversubscribed
+                                                            : kBackoffDedicated;
 }
 
 void ContextImpl::add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator) {

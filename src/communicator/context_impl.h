@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/cpu_quota.h"
 #include "base/fork_hook.h"
 #include "base/thread_pool.h"
 #include "base/worker_pool.h"
@@ -19,6 +20,7 @@
 #include "config/settings.h"
 #include "health/monitor.h"
 #include "planner/algorithm_selector.h"
+#include "planner/plan_workers.h"
 #include "rendezvous/rendezvous.h"
 #include "tccl/context.h"
 #include "transport/membership.h"
@@ -54,9 +56,8 @@ class ContextImpl final : public Context {
   [[nodiscard]] ProgressThread& progress_thread() noexcept { return *progress_thread_; }
   /// Called with every group that a rendezvous built. The first one reports on the environment and
   /// makes the workers: it knows the rank of this process and how many ranks this host has. Every
-  /// one updates max_ranks_on_same_cpus_, for backoff(). `ranks_on_same_cpus`: how many ranks of
-  /// this host, this one included, have the same affinity mask.
-  void on_group_built(const Membership& membership, int ranks_on_same_cpus);
+  /// one updates is_oversubscribed_, for backoff().
+  void on_group_built(const Membership& membership, const CpuSharing& sharing);
   [[nodiscard]] BackoffPolicy backoff() const noexcept;
   [[nodiscard]] WorkerPool& workers() const noexcept { return *workers_; }
   [[nodiscard]] bool forked() const noexcept { return forked_.load(std::memory_order_relaxed); }
@@ -90,6 +91,10 @@ class ContextImpl final : public Context {
     fi_addr_t fi_addr;
   };
   RemoteAddress add_remote_process(const PeerInfo& info, const std::string& secret);
+  /// Accepts processes of other hosts that know the secret, until the last copy is gone: a group's
+  /// and those of the groups that were split from it. Only after add_network_info(); the context
+  /// must outlive it.
+  std::shared_ptr<const void> accept_secret(const std::string& secret);
 
   // --- groups ---
   void add_communicator(const std::shared_ptr<CommunicatorImpl>& communicator);
@@ -119,6 +124,7 @@ class ContextImpl final : public Context {
   Settings settings_;
   AlgorithmSelector algorithms_;
   std::vector<int> cpus_;  // that this process may use
+  CpuQuota cpu_quota_;     // of this process
   std::shared_ptr<shm::Arena> arena_;
   std::shared_ptr<shm::TensorHeap> heap_;  // in the arena
   std::shared_ptr<LocalProcess> self_;
@@ -132,7 +138,7 @@ class ContextImpl final : public Context {
   std::mutex network_mutex_;  // guards the making of network_, and fi_addrs_
   std::unique_ptr<ofi::Network> network_;
   std::map<Bytes32, fi_addr_t> fi_addrs_;       // by memory_id
-  std::atomic<int> max_ranks_on_same_cpus_{1};  // in any group; relaxed: a hint
+  std::atomic<bool> is_oversubscribed_{false};  // in any group; relaxed: a hint
   std::atomic<bool> forked_{false};             // relaxed: set before the child runs anything else
   std::atomic<bool> closed_{false};  // relaxed: each part that close() stops has its own lock
   std::map<Bytes32, std::weak_ptr<LocalProcess>> peers_;

@@ -34,6 +34,7 @@ Executor::Executor(ContextImpl& context, const GroupParts& parts)
       membership_(*parts.membership),
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
+      digest_(group_.group_uid()),
       board_(group_, context.heap(), algorithm_name,
              marking_interrupts(context.check_interrupt(), interrupted_), context.backoff()) {
   if (membership_.over_several_hosts()) make_channel(parts);
@@ -50,13 +51,24 @@ void Executor::make_channel(const GroupParts& parts) {
                           .find_lost_rank = [this] { return find_lost_rank(); }});
 }
 
+/// Whether the operation cannot complete on this rank without all others.
+bool Executor::watches_every_rank(const OpRecord& record) const {
+  return needs_every_rank(record.op) ||
+         (only_root_receives(record.op) && record.root == membership_.rank());
+}
+
 /// The rank that ends the current operation, over all hosts. The last messages of a rank that has
 /// gone may still arrive and complete the operation, so it has a little time.
 std::optional<Error> Executor::find_lost_rank() {
-  if (!needs_every_rank(log_.at(sequence_).op)) return std::nullopt;
+  const OpRecord& record = log_.at(sequence_);
+  if (!watches_every_rank(record)) return std::nullopt;
   std::optional<Error> lost = board_.find_lost_rank();
   if (!lost)
-    if (const auto remote = membership_.find_lost_rank(sequence_))
+    // A rank that has died may have sent its part to the root before. One that has left tells which
+    // operation was its last.
+    if (const auto remote = membership_.find_lost_rank(
+            sequence_,
+            needs_every_rank(record.op) ? Membership::Losses::all : Membership::Losses::departures))
       lost = membership_.lost_error(*remote, board_.operation());
   if (!lost) return std::nullopt;
   if (!lost_since_) lost_since_ = Clock::now();
@@ -201,7 +213,7 @@ void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record
                               const CollectiveTask& task, std::optional<Deadline> deadline,
                               Milliseconds timeout) {
   lost_since_.reset();
-  if (needs_every_rank(record.op)) subscribe_to_rail();
+  if (watches_every_rank(record)) subscribe_to_rail();
   channel_->begin(record, deadline, timeout);
   algorithm.run_over_hosts(board_, *channel_, task);
   channel_->end();

@@ -77,6 +77,7 @@ class Executor {
   /// Adds sequence number, algorithm and digest, and appends the record to the log.
   void number_and_record(OpRecord& record, const Algorithm& algorithm);
   void make_channel(const GroupParts& parts);
+  [[nodiscard]] bool watches_every_rank(const OpRecord& record) const;
   [[nodiscard]] std::optional<Error> find_lost_rank();
   void subscribe_to_rail();
   void log_operation(const OpRecord& record, Clock::duration duration) const;
@@ -87,7 +88,7 @@ class Executor {
   Membership& membership_;
   OperationLog& log_;         // in this rank's region
   std::uint32_t sequence_;    // of the last operation
-  std::uint64_t digest_ = 0;  // after the last operation
+  std::uint64_t digest_;      // after the last operation; begins with the group_uid
   bool interrupted_ = false;  // an interrupt ends the current operation
   shm::ShmBoard board_;
   std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts

@@ -70,9 +70,10 @@ class GroupBuilder {
     own.region_offset = parts_.local_group->region_offset();
     if (!address.empty()) {
       context_.add_network_info(own, address);
-      context_.network().control().add_secret(options_.secret);
+      parts_.secret = context_.accept_secret(options_.secret);
     }
     cpus_digest_ = own.cpus_digest;
+    limiting_cgroup_ = own.limiting_cgroup;
     parts_.group_tag = own.group_tag;
     return own;
   }
@@ -91,7 +92,7 @@ class GroupBuilder {
     if (rank_ == 0) remove_secret(*options_.store);
   }
 
-  BuiltGroup take() { return {std::exchange(parts_, {}), ranks_on_same_cpus_}; }
+  BuiltGroup take() { return {std::exchange(parts_, {}), sharing_}; }
 
  private:
   void add_local_ranks(const std::vector<LocalPeer>& local_peers) {
@@ -100,7 +101,8 @@ class GroupBuilder {
     for (const LocalPeer& each : local_peers) {
       members.emplace_back(context_.add_local_process(each), each.peer_info.region_offset);
       global_ranks.push_back(each.peer_info.rank);
-      ranks_on_same_cpus_ += each.peer_info.cpus_digest == cpus_digest_;
+      sharing_.on_same_cpus += each.peer_info.cpus_digest == cpus_digest_;
+      sharing_.in_same_cgroup += each.peer_info.limiting_cgroup == limiting_cgroup_;
     }
     parts_.local_group->set_members(std::move(members), std::move(global_ranks), rank_);
   }
@@ -124,7 +126,8 @@ class GroupBuilder {
   int size_;
   std::uint32_t first_sequence_;
   std::uint64_t cpus_digest_ = 0;
-  int ranks_on_same_cpus_ = 0;
+  std::uint64_t limiting_cgroup_ = 0;
+  CpuSharing sharing_{0, 0};
   GroupParts parts_;
 };
 
@@ -187,7 +190,10 @@ Fd prepare_exit_watch(RendezvousOptions& options) noexcept {
 void agree_on_new_secret(RendezvousOptions& options, ContextImpl& context) {
   try {
     options.secret = agree_on_secret(options, context.settings().secret_file);
-  } catch (...) {
+  } catch (const Error&) {
+    context.set_last_failed_attempt(options.last_failed_attempt);
+    throw attributed_to_this_rank(options);
+  } catch (...) {  // an interrupt
     context.set_last_failed_attempt(options.last_failed_attempt);
     throw;
   }

@@ -26,11 +26,12 @@ struct GroupParts {
   std::shared_ptr<Membership> membership;        // all ranks
   std::vector<ofi::RankAddress> addresses;       // by rank; used for ranks of other hosts
   std::uint32_t group_tag = 0;                   // in the tags of messages to this process
+  std::shared_ptr<const void> secret;            // see ContextImpl::accept_secret()
 };
 
 struct BuiltGroup {
   GroupParts parts;
-  int ranks_on_same_cpus = 0;  // ranks of this host with the same affinity mask, with this one
+  CpuSharing sharing;
 };
 
 /// See Communicator::report_failed_start().

@@ -77,6 +77,8 @@ bool P2pProtocol::take_cells(int source) {
 }
 
 void P2pProtocol::take_cell(int source, const CellHeader& header, const std::byte* payload) {
+  if (header.payload_bytes > queues(source).link->cell_bytes())
+    throw malformed_cell(source, header, "longer than a cell");
   switch (header.kind) {
     case CellKind::eager:
     case CellKind::rts:
@@ -90,11 +92,25 @@ void P2pProtocol::take_cell(int source, const CellHeader& header, const std::byt
     case CellKind::credit:
       return;
   }
+  throw malformed_cell(source, header, "of no kind that this version knows");
+}
+
+/// The cells of a rank arrive in order and complete: dropping one would stall its message.
+Error P2pProtocol::malformed_cell(int source, const CellHeader& header,
+                                  const std::string& problem) const {
+  return {Errc::system,
+          formatted("group {}: {} sent rank {} a malformed cell (kind {}, {} bytes of a message of "
+                    "{} bytes): it is {}",
+                    membership_.name(), membership_.who(source), membership_.rank(),
+                    static_cast<std::uint32_t>(header.kind), header.payload_bytes,
+                    header.message_bytes, problem),
+          {source}};
 }
 
 void P2pProtocol::take_message(int source, const CellHeader& header, const std::byte* payload) {
   const bool eager = header.kind == CellKind::eager;
-  if (eager && header.payload_bytes != header.message_bytes) return;  // malformed
+  if (eager && header.payload_bytes != header.message_bytes)
+    throw malformed_cell(source, header, "not the whole message");
   const P2pWorkPtr receive = match_queue_.take_receive(source, header.tag);
   if (!receive)
     return match_queue_.add_unexpected({source,
@@ -112,7 +128,10 @@ void P2pProtocol::take_data(int source, const CellHeader& header, const std::byt
   const auto found = receiving.find(header.message_id);
   if (found == receiving.end()) return;  // failed meanwhile
   const P2pWorkPtr receive = found->second;
-  if (header.payload_bytes > receive->operation.count - receive->moved_bytes) return;  // malformed
+  if (header.payload_bytes > receive->operation.count - receive->moved_bytes)
+    throw malformed_cell(source, header,
+                         formatted("longer than the rest of the message, {} bytes",
+                                   receive->operation.count - receive->moved_bytes));
   kernels::copy(static_cast<std::byte*>(receive->operation.out) + receive->moved_bytes, payload,
                 header.payload_bytes);
   receive->moved_bytes += header.payload_bytes;

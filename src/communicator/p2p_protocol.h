@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,7 @@ class P2pProtocol {
 
   void start(const P2pWorkPtr& work);
   /// Takes arrived cells and posts cells while links have room. Returns whether any cell moved.
+  /// Throws Error{system} if a rank sent a malformed cell, or if the network has failed.
   bool advance();
   /// Cancels a receive that is not matched, or a send of which no cell was posted. False if it is
   /// too late.
@@ -77,6 +79,8 @@ class P2pProtocol {
   // --- receiving ---
   bool take_cells(int source);
   void take_cell(int source, const CellHeader& header, const std::byte* payload);
+  [[nodiscard]] Error malformed_cell(int source, const CellHeader& header,
+                                     const std::string& problem) const;
   void take_message(int source, const CellHeader& header, const std::byte* payload);
   void take_data(int source, const CellHeader& header, const std::byte* payload);
   void deliver_eager(const P2pWorkPtr& receive, int source, const std::byte* payload,

@@ -85,7 +85,7 @@ void ConnectionDriver::handle_response(Connection& connection, const ConnectorRe
   const AcceptorConfirmation confirmation =
       connection.handshake.check_response(response, secret, self_.id);
   connection.peer = peers_.find_or_add(response.identity);
-  if (connection.peer->secret.empty()) connection.peer->secret = *secret;
+  if (connection.peer->secrets.empty()) connection.peer->secrets.push_back(*secret);
   connection.outbox += encode(confirmation);
   set_authenticated(connection);
 }

@@ -95,13 +95,16 @@ void ControlPlane::add_secret(const std::string& secret) {
   peers_.add_secret(secret);
 }
 
+void ControlPlane::retire_secret(const std::string& secret) {
+  const std::lock_guard lock(mutex_);
+  peers_.retire_secret(secret);
+}
+
 std::shared_ptr<RemoteProcess> ControlPlane::add_peer(const RemoteProcess::Identity& identity,
                                                       const std::string& secret) {
   static_cast<void>(SocketAddress::parse(identity.address, identity.port));
   const std::lock_guard lock(mutex_);
-  auto peer = peers_.find_or_add(identity);
-  peer->secret = secret;
-  return peer;
+  return peers_.find_or_add(identity, secret);
 }
 
 void ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
@@ -130,7 +133,7 @@ void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer) noexcept 
     connections_.add({.socket = std::move(socket),
                       .remote_host = address.host(),
                       .remote_address = address.text(),
-                      .handshake = Handshake::connecting(peer->secret),
+                      .handshake = Handshake::connecting(peer->secrets.back()),
                       .handshake_deadline = deadline_after(options_.liveness_timeout),
                       .peer = peer});
     peer->connecting = true;

@@ -65,6 +65,8 @@ class ControlPlane {
 
   /// From now on, a process that knows the secret is accepted.
   void add_secret(const std::string& secret);
+  /// The groups with this secret are closed: see PeerTable.
+  void retire_secret(const std::string& secret);
 
   /// Returns the same object for the same id as long as the process is alive and the object is in
   /// use. Later connections to it use the secret. Throws Error{invalid_argument} if the address

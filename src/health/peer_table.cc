@@ -4,6 +4,18 @@ namespace tccl::control {
 
 void PeerTable::add_secret(const std::string& secret) { secrets_[key_id(secret)] = secret; }
 
+void PeerTable::retire_secret(const std::string& secret) {
+  for (const auto& [id, weak] : peers_) {
+    const auto peer = weak.lock();
+    // The last one stays: notices of the closed group may wait for a connection.
+    if (peer && peer->secrets.size() > 1) std::erase(peer->secrets, secret);
+  }
+  retired_.push_back(key_id(secret));
+  if (retired_.size() <= max_retired_) return;
+  secrets_.erase(retired_.front());
+  retired_.pop_front();
+}
+
 const std::string* PeerTable::find_secret(const KeyId& key) const {
   const auto found = secrets_.find(key);
   return found == secrets_.end() ? nullptr : &found->second;
@@ -14,6 +26,14 @@ std::shared_ptr<RemotePeer> PeerTable::find_or_add(const RemoteProcess::Identity
   auto peer = known.lock();
   // A state other than alive is final, but the network to it may work again: use a new object.
   if (!peer || peer->has_final_state) known = peer = std::make_shared<RemotePeer>(identity);
+  return peer;
+}
+
+std::shared_ptr<RemotePeer> PeerTable::find_or_add(const RemoteProcess::Identity& identity,
+                                                   const std::string& secret) {
+  auto peer = find_or_add(identity);
+  std::erase(peer->secrets, secret);
+  peer->secrets.push_back(secret);
   return peer;
 }
 

@@ -2,6 +2,8 @@
 // Thread safety: none; guarded by the ControlPlane's mutex.
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,7 +22,8 @@ struct RemotePeer final : RemoteProcess {
   using RemoteProcess::note_heard;
   using RemoteProcess::set_state;
 
-  std::string secret;          // for connections from this process
+  /// For connections from this process: those of the groups in use, newest last.
+  std::vector<std::string> secrets;
   std::string queued_notices;  // encoded; they wait for the first authenticated connection
   /// Notices use the first one, so they stay in order.
   std::vector<Connection*> authenticated;
@@ -39,17 +42,29 @@ inline std::shared_ptr<RemotePeer> as_peer(const std::shared_ptr<RemoteProcess>&
 
 class PeerTable {
  public:
+  /// `max_retired`: how many secrets of closed groups are still accepted.
+  explicit PeerTable(std::size_t max_retired = 4096) : max_retired_(max_retired) {}
+
   void add_secret(const std::string& secret);
+  /// The groups with this secret are closed here. Connections from this process use another one. A
+  /// rank for which the group is still open may connect with it, to learn of the departure, so it is
+  /// accepted until `max_retired` others have been retired.
+  void retire_secret(const std::string& secret);
   /// Null if the secret is not accepted.
   [[nodiscard]] const std::string* find_secret(const KeyId& key) const;
 
   /// The RemotePeer with this id, as long as it is alive and in use; else a new one.
   std::shared_ptr<RemotePeer> find_or_add(const RemoteProcess::Identity& identity);
+  /// The same. Connections from this process use the secret from now on.
+  std::shared_ptr<RemotePeer> find_or_add(const RemoteProcess::Identity& identity,
+                                          const std::string& secret);
   /// The peers to which a connection is wanted. Forgets peers that are not in use any more.
   std::vector<std::shared_ptr<RemotePeer>> wanted();
 
  private:
+  std::size_t max_retired_;
   std::map<KeyId, std::string> secrets_;
+  std::deque<KeyId> retired_;  // oldest first
   std::map<Bytes32, std::weak_ptr<RemotePeer>> peers_;
 };
 

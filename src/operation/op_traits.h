@@ -29,6 +29,10 @@ constexpr bool needs_every_rank(Op op) {
          op == Op::reduce_scatter || op == Op::reduce_scatterv || op == Op::alltoall ||
          op == Op::alltoallv;
 }
+/// The root needs data of every other rank, and the others need nothing.
+constexpr bool only_root_receives(Op op) {
+  return op == Op::reduce || op == Op::gather || op == Op::gatherv;
+}
 /// The other ranks need data of the root alone.
 constexpr bool only_root_sends(Op op) {
   return op == Op::broadcast || op == Op::scatter || op == Op::scatterv;

@@ -16,9 +16,8 @@ int count_for(const Settings& settings, const LocalPlacement& placement) {
   if (!settings.worker_cpus.empty())
     return static_cast<int>(settings.worker_cpus.size()) / placement.ranks;
   // The thread that runs the operation also copies and reduces.
-  const int share =
-      static_cast<int>(placement.cpus.size()) / std::max(placement.ranks_on_same_cpus, 1);
-  return std::clamp(share - 1, 0, kMaxByDefault);
+  const double share = cpus_per_rank(placement.cpus, placement.quota, placement.sharing);
+  return std::clamp(static_cast<int>(share) - 1, 0, kMaxByDefault);
 }
 
 /// The rank's part of the list, which may be too short.
@@ -30,6 +29,13 @@ std::vector<int> cpus_for(const std::vector<int>& all, std::size_t rank, std::si
 }
 
 }  // namespace
+
+double cpus_per_rank(const std::vector<int>& cpus, const CpuQuota& quota,
+                     const CpuSharing& sharing) {
+  const double share = static_cast<double>(cpus.size()) / std::max(sharing.on_same_cpus, 1);
+  return quota.is_limited() ? std::min(share, quota.cpus / std::max(sharing.in_same_cgroup, 1))
+                            : share;
+}
 
 WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& placement) {
   WorkerPoolOptions plan;

@@ -6,18 +6,30 @@
 #include <string>
 #include <vector>
 
+#include "base/cpu_quota.h"
 #include "base/worker_pool.h"
 #include "config/settings.h"
 
 namespace tccl {
 
+/// How many ranks of this host share the CPU time of this one, which is included.
+struct CpuSharing {
+  int on_same_cpus = 1;    // ranks with the same affinity mask
+  int in_same_cgroup = 1;  // ranks that the same cgroup limits
+};
+
 /// A rank among the ranks of its host.
 struct LocalPlacement {
   int local_rank = 0;
   int ranks = 1;
-  int ranks_on_same_cpus = 1;  // how many of them, this one included, have the same affinity mask
-  std::vector<int> cpus;       // that this rank may use
+  CpuSharing sharing;
+  std::vector<int> cpus;  // that this rank may use
+  CpuQuota quota;         // of CPU time
 };
+
+/// How many CPUs each of the ranks that share them can keep busy.
+double cpus_per_rank(const std::vector<int>& cpus, const CpuQuota& quota,
+                     const CpuSharing& sharing);
 
 WorkerPoolOptions plan_workers(const Settings& settings, const LocalPlacement& placement);
 

@@ -169,6 +169,8 @@ Roster LocalClient::receive_roster() const {
     std::vector<Fd> fds;
     LocalPeer peer;
     peer.peer_info = receive_packet<PeerInfo>(socket_.get(), deadline_, &fds);
+    check_valid(peer.peer_info, options_->size, /*hosts=*/options_->size);
+    if (peer.peer_info.rank != i) throw Error(Errc::system, "the roster is not in order");
     roster.all.push_back(peer.peer_info);
     if (fds.empty()) continue;  // a rank of another host
     peer.memory = std::move(fds[0]);

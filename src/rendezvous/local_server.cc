@@ -262,6 +262,9 @@ void LocalServer::receive_peer_info(Connection& connection) {
     throw_if_failure_received(socket, Clock::now());
     std::vector<Fd> fds;
     peer.peer_info = receive_packet<PeerInfo>(socket, Clock::now(), &fds);
+    check_valid(peer.peer_info, self_.size, /*hosts=*/1);  // host_index is set below
+    if (peer.peer_info.rank != connection.claimed.rank)
+      throw Error(Errc::system, "its PeerInfo has another rank than its request");
     if (fds.empty()) throw Error(Errc::system, "received a PeerInfo without shared memory");
     peer.memory = std::move(fds[0]);
     if (fds.size() > 1) peer.process = std::move(fds[1]);

@@ -74,8 +74,9 @@ void check_valid(const PeerInfo& received, int ranks, int hosts) {
                      received.host_index < hosts && is_terminated(received.host) &&
                      is_terminated(received.control_address) && is_terminated(received.provider) &&
                      is_terminated(received.rxm_eager_limit) &&
-                     received.endpoint_name_bytes <= sizeof received.endpoint_name;
-  if (!valid) throw Error(Errc::system, "the store contains an invalid PeerInfo");
+                     received.endpoint_name_bytes <= sizeof received.endpoint_name &&
+                     received.wire_format <= static_cast<std::uint32_t>(WireFormat::int8);
+  if (!valid) throw Error(Errc::system, "a PeerInfo has a value out of range");
 }
 
 }  // namespace tccl

@@ -13,7 +13,7 @@ namespace tccl {
 /// Sent as bytes between processes of one build.
 struct PeerInfo {
   /// Raised by hand when this struct, the region or a message changes.
-  std::uint64_t abi_version = 0x7463636c'00000007;
+  std::uint64_t abi_version = 0x7463636c'00000008;
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;
@@ -26,6 +26,7 @@ struct PeerInfo {
   std::uint64_t eager_bytes = 0;
   std::uint64_t staging_bytes = 0;
   std::uint64_t cpus_digest = 0;  // of its affinity mask: ranks with equal digests share their CPUs
+  std::uint64_t limiting_cgroup = 0;  // CpuQuota::cgroup; 0: none
   char host[64] = {};
   // --- for other hosts; unused on a single host ---
   std::int32_t host_index = 0;  // hosts are numbered in the order of their first ranks
@@ -50,7 +51,8 @@ void check_same_size(const std::string& group, const PeerInfo& own, const PeerIn
 /// other versions of this library or other settings.
 void check_compatible(const std::string& group, const PeerInfo& own, const PeerInfo& other);
 
-/// Throws Error{system} if a field is out of range: other processes may write to the store.
+/// Throws Error{system} if a field is out of range: other processes may write to the store. Call it
+/// before the other functions.
 void check_valid(const PeerInfo& received, int ranks, int hosts);
 
 }  // namespace tccl

@@ -145,9 +145,10 @@ LostRank Membership::lost_rank(int rank) const noexcept {
   }
 }
 
-std::optional<LostRank> Membership::find_lost_rank(std::uint32_t sequence) const {
+std::optional<LostRank> Membership::find_lost_rank(std::uint32_t sequence, Losses losses) const {
   const auto is_needed = [&](const LostRank& lost) {
-    if (lost.kind != LostRank::Kind::departed) return lost.kind != LostRank::Kind::none;
+    if (lost.kind == LostRank::Kind::none) return false;
+    if (lost.kind != LostRank::Kind::departed) return losses == Losses::all;
     return static_cast<std::int32_t>(sequence - lost.last_sequence) > 0;  // numbers wrap
   };
   for (int rank = 0; rank < size(); ++rank) {

@@ -69,9 +69,11 @@ class Membership {
   /// The error to throw: `operation` needs this rank, which has died or departed.
   [[nodiscard]] Error peer_lost_error(int rank, const std::string& operation) const;
 
+  enum class Losses : std::uint8_t { all, departures };
   /// A rank of another host that has gone, as far as any rank of this host knows, and that collective
-  /// number `sequence`, which needs every rank, cannot complete without.
-  [[nodiscard]] std::optional<LostRank> find_lost_rank(std::uint32_t sequence) const;
+  /// number `sequence` cannot complete without. `losses`: only of ranks that left before it, or also
+  /// of those that died at any time.
+  [[nodiscard]] std::optional<LostRank> find_lost_rank(std::uint32_t sequence, Losses losses) const;
   /// The error to throw for it.
   [[nodiscard]] Error lost_error(const LostRank& lost, const std::string& operation) const;
   /// Lets the other ranks of this host know which ranks of other hosts have gone. Call regularly.

@@ -61,6 +61,39 @@ TEST(RendezvousProcess, AGroupOfOneRankDoesNotUseTheStore) {
   ranks.expect_all_exit_cleanly();
 }
 
+struct FailingStore final : tccl::Store {
+  static constexpr const char* kText = "store a:1: connection refused";
+  void set(const std::string&, std::string_view) override { fail(); }
+  std::string get(const std::string&, std::chrono::milliseconds) override { fail(); }
+  void remove(const std::string&) override { fail(); }
+  [[noreturn]] static void fail() { throw tccl::Error(tccl::Errc::system, kText); }
+};
+
+/// The rank that fails is the only one that exists.
+void expect_failure_before_the_secret(int rank, const char* secret_file,
+                                      const std::string& reason) {
+  Ranks ranks(1, [&](Rank& process) {
+    ::setenv("CCL_SECRET_FILE", secret_file, 1);
+    FailingStore store;
+    tccl::Communicator::create(process.context(), store, rank, 2, {.name = "tp", .timeout = 10s});
+  });
+  ranks.finish();
+  const auto error = ranks.outcomes[0].find("error");
+  ASSERT_TRUE(error) << ranks.transcript();
+  const std::string start = "init of group tp: rank " + std::to_string(rank) + " (host " +
+                            tccl::host_name() + ", pid " + std::to_string(ranks.outcomes[0].pid) +
+                            ") failed before the group was formed: ";
+  EXPECT_NE(error->text.find(start + reason), std::string::npos) << error->text;
+}
+
+TEST(RendezvousProcess, AFailureBeforeTheSecretIsKnownNamesGroupAndRank) {
+  for (const int rank : {0, 1}) {
+    expect_failure_before_the_secret(rank, "", FailingStore::kText);
+    expect_failure_before_the_secret(rank, "/no/such/file",
+                                     "CCL_SECRET_FILE=/no/such/file: the file cannot be read");
+  }
+}
+
 TEST(RendezvousProcess, ARankThatNeverJoinsIsNamed) {
   Ranks ranks(3, [](Rank& rank) {
     if (rank.rank == 1) return;

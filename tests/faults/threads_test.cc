@@ -130,6 +130,35 @@ TEST(LargeOperations, AreSharedWithWorkers) {
   ::unsetenv("CCL_WORKER_COUNT");
 }
 
+/// Rank 0 issues a barrier while its split() waits for rank 1; rank 1 issues it after its split().
+TEST(Split, IsOneEntryOfTheIssueOrder) {
+  std::atomic<bool> barrier_is_issued{false};
+  run_threads(2, [&](int rank, const Comm& comm) {
+    const std::uint32_t first = comm->next_sequence();
+    Work barrier;
+    std::thread other_thread;
+    if (rank == 0)
+      other_thread = std::thread([&] {
+        while (comm->next_sequence() == first) std::this_thread::yield();
+        barrier = comm->start(tccl::barrier());
+        barrier_is_issued = true;
+      });
+    else
+      while (!barrier_is_issued) std::this_thread::yield();
+    const Comm pair = comm->split(0, rank, {.name = "pair", .timeout = 30s});
+    if (rank == 0)
+      other_thread.join();
+    else
+      barrier = comm->start(tccl::barrier());
+    barrier->wait();
+    EXPECT_EQ(comm->next_sequence(), first + 3);
+    float x = 1;
+    pair->run(sum(&x));
+    EXPECT_EQ(x, 2);
+    pair->close();
+  });
+}
+
 TEST(Messages, BeyondTheRingReachARankInAnotherOperation) {
   run_threads(2, [](int rank, const Comm& comm) {
     constexpr int kMessages = 60;

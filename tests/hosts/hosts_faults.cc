@@ -311,6 +311,33 @@ TEST(Hosts, ASendToARankThatHasLeftFails) {
   ranks.expect_all_exit_cleanly();
 }
 
+/// The root waits for rank 1, which computes, while rank 2 has left.
+TEST(Hosts, TheRootOfAReduceOrGatherNoticesARankThatLeftWhileItWaitsForAnother) {
+  for (const bool gathers : {false, true}) {
+    Ranks ranks = start_on_hosts({0, 1, 1}, [=](Rank& rank) {
+      auto comm = rank.join("world", 60s);
+      expect_sum(*comm);
+      if (rank.rank == 2) return comm->close();
+      if (rank.rank == 1) {
+        while (comm->error() == nullptr) std::this_thread::sleep_for(1ms);
+        return;
+      }
+      std::vector<float> in(1000, 1.0F);
+      std::vector<float> out(3000);
+      const tccl::Operation operation =
+          gathers
+              ? tccl::gather(in.data(), out.data(), in.size(), DType::float32, 0)
+              : tccl::reduce(in.data(), out.data(), in.size(), DType::float32, ReduceOp::sum, 0);
+      const std::string reason = error_text_of([&] { comm->run(operation); });
+      check(reason.find("rank 2 (host ") != std::string::npos, reason.c_str());
+      check(reason.find(gathers ? "left group world, but gather #"
+                                : "left group world, but reduce #") != std::string::npos,
+            reason.c_str());
+    });
+    ranks.expect_all_exit_cleanly(20s);
+  }
+}
+
 TEST(Hosts, ManyGroupsUseOneEndpoint) {
   Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
     auto world = rank.join("world");

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <future>
 
 #include "base/unix_socket.h"
@@ -106,6 +107,46 @@ TEST_F(LocalServerTest, ARankThatDiesBeforeItsRequestIsAnsweredIsNamed) {
   expect_names_rank_1([&] { server_.poll(/*other_fd=*/-1); },
                       "left before the group was formed: the connection was closed");
 }
+
+struct BadPeerInfo {
+  const char* name;
+  void (*spoil)(PeerInfo& info);
+  const char* reason;
+};
+
+/// Values of a PeerInfo index tables, and its texts are printed.
+class BadPeerInfoTest : public LocalServerTest,
+                        public ::testing::WithParamInterface<BadPeerInfo> {};
+
+TEST_P(BadPeerInfoTest, IsRefused) {
+  RendezvousOptions options = options_of(1);
+  options.make_peer_info = [make = options.make_peer_info](const std::string& address) {
+    PeerInfo info = make(address);
+    GetParam().spoil(info);
+    return info;
+  };
+  const auto member = std::async(std::launch::async, [&] {
+    EXPECT_THROW(LocalClient::connect(options)->join(memory_.get(), -1), Error);
+  });
+  accept_rank_1();
+  expect_names_rank_1([&] { server_.gather_peer_infos(host_map_, ""); }, GetParam().reason);
+}
+
+constexpr const char* kOutOfRange = "a PeerInfo has a value out of range";
+
+INSTANTIATE_TEST_SUITE_P(
+    Values, BadPeerInfoTest,
+    ::testing::Values(
+        BadPeerInfo{"RankTooLarge", [](PeerInfo& info) { info.rank = 7; }, kOutOfRange},
+        BadPeerInfo{"RankNegative", [](PeerInfo& info) { info.rank = -1; }, kOutOfRange},
+        BadPeerInfo{"AnotherRank", [](PeerInfo& info) { info.rank = 0; },
+                    "its PeerInfo has another rank than its request"},
+        BadPeerInfo{"WireFormat", [](PeerInfo& info) { info.wire_format = 77; }, kOutOfRange},
+        BadPeerInfo{"NameTooLong", [](PeerInfo& info) { info.endpoint_name_bytes = 500; },
+                    kOutOfRange},
+        BadPeerInfo{"UnterminatedText", [](PeerInfo& info) { std::ranges::fill(info.host, 'x'); },
+                    kOutOfRange}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace tccl

@@ -69,7 +69,7 @@ Cpus range(int first, int last) {
 }
 
 int default_count(int cpus, int ranks_on_same_cpus) {
-  return plan_workers(settings_of({}), {0, 8, ranks_on_same_cpus, range(0, cpus - 1)}).count;
+  return plan_workers(settings_of({}), {0, 8, {ranks_on_same_cpus}, range(0, cpus - 1)}).count;
 }
 
 TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCpus) {
@@ -78,20 +78,44 @@ TEST(WorkerPoolOptions, DefaultIsTheRanksShareOfTheCpus) {
   EXPECT_EQ(default_count(1, 8), 0);
   EXPECT_EQ(default_count(8, 2), 3);
   EXPECT_EQ(default_count(56, 2), 3);
-  EXPECT_FALSE(plan_workers(settings_of({}), {0, 1, 1, range(0, 3)}).start_at_once);
+  EXPECT_FALSE(plan_workers(settings_of({}), {0, 1, {1}, range(0, 3)}).start_at_once);
+}
+
+TEST(WorkerPoolOptions, DefaultStaysWithinTheQuotaOfTheCgroup) {
+  const auto count = [](double quota, int ranks_in_cgroup) {
+    return plan_workers(settings_of({}),
+                        {0, 8, {1, ranks_in_cgroup}, range(0, 15), CpuQuota{quota, 1}})
+        .count;
+  };
+  EXPECT_EQ(count(0, 8), 3) << "no limit";
+  EXPECT_EQ(count(16, 1), 3);
+  EXPECT_EQ(count(2, 1), 1);
+  EXPECT_EQ(count(2.9, 1), 1);
+  EXPECT_EQ(count(4, 2), 1);
+  EXPECT_EQ(count(4, 4), 0);
+  EXPECT_EQ(count(0.5, 1), 0);
+}
+
+TEST(CpusPerRank, IsTheSmallerOfAffinityAndQuota) {
+  const Cpus cpus = range(0, 7);
+  EXPECT_EQ(cpus_per_rank(cpus, {}, {4, 4}), 2);
+  EXPECT_EQ(cpus_per_rank(cpus, {}, {16, 16}), 0.5);
+  EXPECT_EQ(cpus_per_rank(cpus, {2, 1}, {4, 4}), 0.5);
+  EXPECT_EQ(cpus_per_rank(cpus, {2, 1}, {4, 1}), 2) << "each rank in a container of its own";
+  EXPECT_EQ(cpus_per_rank(cpus, {64, 1}, {4, 4}), 2);
 }
 
 TEST(WorkerPoolOptions, EachRankTakesItsPartOfTheList) {
   const Settings settings = settings_of(4, kTwoTimesFour);
-  EXPECT_EQ(plan_workers(settings, {0, 2, 1, range(4, 27)}).cpus, (Cpus{0, 1, 2, 3}));
-  const WorkerPoolOptions second = plan_workers(settings, {1, 2, 1, range(32, 55)});
+  EXPECT_EQ(plan_workers(settings, {0, 2, {1}, range(4, 27)}).cpus, (Cpus{0, 1, 2, 3}));
+  const WorkerPoolOptions second = plan_workers(settings, {1, 2, {1}, range(32, 55)});
   EXPECT_EQ(second.cpus, (Cpus{28, 29, 31, 32}));
   EXPECT_EQ(second.count, 4);
   EXPECT_TRUE(second.start_at_once);
 }
 
 TEST(WorkerPoolOptions, CpuListAloneSetsTheCount) {
-  const WorkerPoolOptions plan = plan_workers(settings_of({}, "0-5"), {1, 3, 3, range(0, 7)});
+  const WorkerPoolOptions plan = plan_workers(settings_of({}, "0-5"), {1, 3, {3}, range(0, 7)});
   EXPECT_EQ(plan.count, 2);
   EXPECT_EQ(plan.cpus, (Cpus{2, 3}));
   EXPECT_TRUE(plan.start_at_once);
@@ -99,28 +123,29 @@ TEST(WorkerPoolOptions, CpuListAloneSetsTheCount) {
 
 TEST(WorkerPoolOptions, ShortCpuListPinsTheFirstWorkers) {
   const Settings settings = settings_of(2, "4,5,6");
-  EXPECT_EQ(plan_workers(settings, {1, 3, 3, range(0, 7)}).cpus, (Cpus{6}));
-  EXPECT_EQ(plan_workers(settings, {2, 3, 3, range(0, 7)}).cpus, (Cpus{}));
+  EXPECT_EQ(plan_workers(settings, {1, 3, {3}, range(0, 7)}).cpus, (Cpus{6}));
+  EXPECT_EQ(plan_workers(settings, {2, 3, {3}, range(0, 7)}).cpus, (Cpus{}));
 }
 
 TEST(WorkerPoolOptions, ConsistentSettingsGiveNoWarning) {
   // CPUs reserved for workers, as documented; one of them is the rank's own.
-  EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 2, 1, range(4, 27)}), "");
-  EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {1, 2, 1, range(32, 55)}), "");
-  EXPECT_EQ(worker_settings_conflict(settings_of({}, kTwoTimesFour), {0, 4, 4, range(0, 1)}), "");
-  EXPECT_EQ(worker_settings_conflict(settings_of({}), {0, 9, 9, range(0, 1)}), "");
-  EXPECT_EQ(worker_settings_conflict(settings_of(2), {0, 2, 2, range(0, 1)}), "");
-  EXPECT_EQ(worker_settings_conflict(settings_of(0), {0, 2, 2, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 2, {1}, range(4, 27)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(4, kTwoTimesFour), {1, 2, {1}, range(32, 55)}),
+            "");
+  EXPECT_EQ(worker_settings_conflict(settings_of({}, kTwoTimesFour), {0, 4, {4}, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of({}), {0, 9, {9}, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(2), {0, 2, {2}, range(0, 1)}), "");
+  EXPECT_EQ(worker_settings_conflict(settings_of(0), {0, 2, {2}, range(0, 1)}), "");
 }
 
 TEST(WorkerPoolOptions, ConflictingSettingsAreNamed) {
   const std::string text =
-      worker_settings_conflict(settings_of(4, "0,1,2"), {0, 2, 2, range(4, 27)});
+      worker_settings_conflict(settings_of(4, "0,1,2"), {0, 2, {2}, range(4, 27)});
   for (const char* value : {"CCL_WORKER_COUNT=4", "CCL_WORKER_AFFINITY=0,1,2 ", "(4-27)", "of 8"})
     EXPECT_NE(text.find(value), std::string::npos) << text;
-  EXPECT_NE(worker_settings_conflict(settings_of({}, "0,1,2"), {0, 2, 2, range(0, 3)}), "");
-  EXPECT_NE(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 3, 3, range(0, 55)}), "");
-  const std::string crowd = worker_settings_conflict(settings_of(3), {0, 1, 1, range(0, 1)});
+  EXPECT_NE(worker_settings_conflict(settings_of({}, "0,1,2"), {0, 2, {2}, range(0, 3)}), "");
+  EXPECT_NE(worker_settings_conflict(settings_of(4, kTwoTimesFour), {0, 3, {3}, range(0, 55)}), "");
+  const std::string crowd = worker_settings_conflict(settings_of(3), {0, 1, {1}, range(0, 1)});
   for (const char* value : {"CCL_WORKER_COUNT=3", "CCL_WORKER_AFFINITY=auto", "(0,1)"})
     EXPECT_NE(crowd.find(value), std::string::npos) << crowd;
 }

@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/format.h"
 #include "base/tcp_socket.h"
 #include "tccl/error.h"
@@ -57,14 +58,14 @@ Info find_provider(const std::string& provider, const std::string& address, std:
   return Info(found);
 }
 
-/// From its first fi_getinfo() on, libfabric hides all providers that are not in FI_PROVIDER. Scripts
-/// set it for MPI, so the provider that is used here is added.
+/// From its first fi_getinfo() on, libfabric hides all providers that are not in FI_PROVIDER, also
+/// from hints that name one. Scripts set it for MPI, so the provider that is used here is added.
 void allow_provider(const std::string& provider) {
   const char* list = std::getenv("FI_PROVIDER");
   if (list == nullptr || *list == '^' || *list == '\0') return;
   const std::string core = provider.substr(0, provider.find(';'));
   if (formatted(",{},", list).find(formatted(",{},", core)) == std::string::npos)
-    ::setenv("FI_PROVIDER", formatted("{},{}", list, core).c_str(), /*overwrite=*/1);
+    set_environment_variable("FI_PROVIDER", formatted("{},{}", list, core));
 }
 
 /// Before libfabric 1.18, reliable datagrams over TCP are the layered provider tcp;ofi_rxm.

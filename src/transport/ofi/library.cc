@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/environment.h"
 #include "base/format.h"
 #include "tccl/error.h"
 
@@ -18,7 +19,8 @@ void resolve(void* handle, const char* name, Function*& function) {
     throw Error(Errc::system, formatted("libfabric is too old: it has no {}", name));
 }
 
-/// libfabric is configured by environment variables only and reads them once, soon after loading.
+/// What libfabric offers through variables of the environment only: neither the hints of fi_getinfo()
+/// nor fi_setopt() have it. It reads them when it is initialised and when an endpoint is opened.
 /// Variables that the user has set are kept.
 void set_defaults() {
   constexpr std::pair<const char*, const char*> kDefaults[] = {
@@ -31,7 +33,8 @@ void set_defaults() {
       // Initial number of peers: with the default of 256 the completion queue has 13 MB, which are
       // touched little by little and look like a leak.
       {"FI_UNIVERSE_SIZE", "16"}};
-  for (const auto& [name, value] : kDefaults) ::setenv(name, value, /*overwrite=*/0);
+  for (const auto& [name, value] : kDefaults)
+    if (::getenv(name) == nullptr) set_environment_variable(name, value);
 }
 
 Library load(const std::string& path) {

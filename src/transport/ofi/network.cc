@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "tccl/error.h"
+#include "transport/ofi/library.h"
 
 namespace tccl::ofi {
 namespace {
@@ -89,19 +91,28 @@ void Network::post_cell_receives() {
   }
 }
 
-/// Distributes arrived cells to their groups. Drops malformed ones and those of groups that this
-/// process has departed from.
+/// Distributes arrived cells to their groups. Drops those of groups that this process has departed
+/// from, and messages that are no cells.
 void Network::sort_cells() {
   std::erase_if(posted_, [&](const std::shared_ptr<MessageBuffer>& buffer) {
     if (!buffer->is_idle()) return false;
     const Request& request = buffer->incoming();
     CellAddress address;
     std::memcpy(&address, buffer->header(), sizeof address);
-    if (request.error() != 0 || request.bytes() < MessageBuffer::kHeaderBytes) return true;
+    if (request.error() != 0 || request.bytes() < MessageBuffer::kHeaderBytes) {
+      warn_dropped(request.error() != 0 ? library().strerror(request.error())
+                                        : "it is too short for a header");
+      return true;
+    }
     if (const auto found = cells_.find(address.group_tag); found != cells_.end())
       found->second.push_back(buffer);
     return true;
   });
+}
+
+void Network::warn_dropped(const std::string& reason) noexcept {
+  if (warned_.exchange(true, std::memory_order_relaxed)) return;
+  log_warning("dropped a message that no rank sent: " + reason);
 }
 
 void Network::close_in_child() noexcept { buffer_pool_->close_in_child(); }

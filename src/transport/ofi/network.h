@@ -3,6 +3,7 @@
 // Thread safety: every method may be called from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -69,6 +70,9 @@ class Network {
   /// groups.
   std::vector<std::shared_ptr<MessageBuffer>> take_cells(std::uint32_t group_tag);
 
+  /// Warns, once, that a message was dropped. Any process may send to the endpoint.
+  void warn_dropped(const std::string& reason) noexcept;
+
   /// Progresses the endpoint, unless another thread does.
   void progress() { endpoint_->try_progress(); }
   [[nodiscard]] bool has_sends_in_flight() const noexcept {
@@ -87,6 +91,7 @@ class Network {
   void sort_cells();
 
   std::string address_;
+  std::atomic<bool> warned_{false};  // relaxed: orders nothing
   /// Outlives the endpoint, which may write to a buffer until it is closed.
   std::shared_ptr<BufferPool> buffer_pool_;
   std::unique_ptr<Endpoint> endpoint_;

@@ -27,7 +27,7 @@ class OfiP2p {
 
   [[nodiscard]] std::unique_ptr<Link> link_to(int rank);
   /// Accepts arrived cells and sends queued ones. Throws Error{system} if sending failed and the
-  /// peer is alive.
+  /// peer is alive, or if a rank of the group sent a malformed cell.
   void collect();
   /// Whether cells are queued or in flight. From any thread, for decisions only: relaxed.
   [[nodiscard]] bool is_sending() const noexcept {

@@ -32,6 +32,7 @@ LocalGroup::LocalGroup(Arena& arena, GroupIdentity identity, RegionLayout layout
   mine_->body_offset = allocations_.back().offset;
   for (StepHeader& header : mine_->step_headers)  // relaxed: group_uid, below, publishes them
     header.position.store(position_of(identity_.first_sequence - 1, 0), std::memory_order_relaxed);
+  mine_->failure_mark.store(unmarked(identity_.group_uid), std::memory_order_relaxed);
   mine_->group_uid.store(identity_.group_uid, std::memory_order_release);  // pairs with state_of()
 }
 
@@ -99,15 +100,11 @@ void LocalGroup::keep_alive(std::shared_ptr<const void> object) {
 }
 
 bool LocalGroup::is_marked_failed(int local_rank) const noexcept {
-  // Pairs with LocalGroup() and try_free() (group_uid) and with mark_failed() (failed_by).
-  return region(local_rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid &&
-         region(local_rank).failed_by.load(std::memory_order_acquire) != 0;
+  return marked_by(region(local_rank)) >= 0;
 }
 
 const FailureRecord& LocalGroup::failure_record(int local_rank) const {
-  const auto writer =
-      region(local_rank).failed_by.load(std::memory_order_acquire);  // pairs with mark_failed()
-  return region(static_cast<int>(writer) - 1).failure;
+  return region(marked_by(region(local_rank))).failure;
 }
 
 Error LocalGroup::earlier_failure() const {
@@ -149,19 +146,12 @@ Error LocalGroup::fail(const Error& reason, int reporter) noexcept {
       static_cast<std::int32_t>(std::min(reason.ranks().size(), std::size(record.ranks)));
   std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
   mark_failed(*mine_);
-  // The loads of group_uid pair with LocalGroup() and try_free().
-  for (int local_rank = 0; local_rank < size(); ++local_rank)
-    if (region(local_rank).group_uid.load(std::memory_order_acquire) == identity_.group_uid)
-      mark_failed(region(local_rank));
+  for (int local_rank = 0; local_rank < size(); ++local_rank) mark_failed(region(local_rank));
   return failure();
 }
 
 void LocalGroup::mark_failed(RegionHeader& other) noexcept {
-  // A region that is marked already keeps its first reason.
-  std::uint32_t expected = 0;
-  other.failed_by.compare_exchange_strong(
-      expected, static_cast<std::uint32_t>(local_rank()) + 1,
-      std::memory_order_acq_rel);  // pairs with failed(), is_marked_failed()
+  other.mark_failed(identity_.group_uid, local_rank());
   doorbell_fence();
   other.collective_doorbell.notify_if_sleeping();
   other.p2p_doorbell.notify_if_sleeping();

@@ -93,9 +93,7 @@ class LocalGroup final : public LocalMembership {
   void keep_alive(std::shared_ptr<const void> object);
 
   // --- failure of the group ---
-  [[nodiscard]] bool failed() const noexcept override {
-    return mine_->failed_by.load(std::memory_order_acquire) != 0;  // pairs with mark_failed()
-  }
+  [[nodiscard]] bool failed() const noexcept override { return marked_by(*mine_) >= 0; }
   [[nodiscard]] Error failure() const override { return failure_of(local_rank()); }
   /// Whether the region of that rank is marked as failed.
   [[nodiscard]] bool is_marked_failed(int local_rank) const noexcept;
@@ -118,9 +116,14 @@ class LocalGroup final : public LocalMembership {
 
  private:
   static std::size_t index(int local_rank) { return static_cast<std::size_t>(local_rank); }
+  /// The local rank that marked the region, or -1.
+  [[nodiscard]] int marked_by(const RegionHeader& header) const noexcept {
+    // Pairs with RegionHeader::mark_failed().
+    return shm::marked_by(header.failure_mark.load(std::memory_order_acquire), identity_.group_uid);
+  }
   /// What the rank that marked this rank's region has written.
   [[nodiscard]] const FailureRecord& failure_record(int local_rank) const;
-  void mark_failed(RegionHeader& region) noexcept;
+  void mark_failed(RegionHeader& other) noexcept;
 
   Arena& arena_;
   GroupIdentity identity_;

@@ -3,8 +3,8 @@
 // and the slots (RegionLayout).
 //
 // Only the owner writes here, except atomic words: peers notify the two doorbells and mark the
-// region as failed. A region is freed only when every peer has departed or died
-// (LocalGroup::try_free), so a late write never hits another group's region.
+// region as failed. A region is freed when every peer has departed or died (LocalGroup::try_free). A
+// notification that comes later is harmless, and a failure mark does not fit (FailureMark).
 // Thread safety: see the pairing comment of each atomic.
 #pragma once
 
@@ -26,6 +26,20 @@ inline constexpr std::uint32_t kSlots = 4;
 /// operation of the slower rank. Four times as many: if the digests differ, throw_mismatch() looks
 /// back for the first operation that differs.
 static_assert(OperationLog::kLength >= 4 * kSlots);
+
+/// Whether a region is marked as failed: the lower half of the group_uid, then 1 + the local rank
+/// whose failure record holds the reason, or 0. One word, so that a peer which was slow cannot mark
+/// a region that belongs to another group by now: its compare-exchange finds another group_uid.
+using FailureMark = std::uint64_t;
+constexpr FailureMark unmarked(std::uint64_t group_uid) { return group_uid << 32; }
+/// The local rank of the writer of the failure record, or -1.
+constexpr int marked_by(FailureMark mark, std::uint64_t group_uid) {
+  const bool is_of_group = mark >> 32 == (group_uid & 0xffffffff);
+  return is_of_group ? static_cast<int>(static_cast<std::uint32_t>(mark)) - 1 : -1;
+}
+static_assert(marked_by(unmarked(7), 7) == -1);
+static_assert(marked_by(unmarked(7) + 3, 7) == 2);
+static_assert(marked_by(unmarked(7) + 3, 8) == -1, "the mark of an earlier group");
 
 /// How far a rank is: sequence number of its collective and number of steps posted in it. The
 /// 64-bit value only grows (modulo 2^64, so 32-bit sequence numbers may wrap).
@@ -75,7 +89,7 @@ struct RegionHeader {
   alignas(64) std::atomic<std::uint64_t> group_uid;  // any other value: the owner has departed
   std::uint64_t body_offset;                         // in the owner's shared memory
   std::atomic<std::uint32_t> departed;               // 1: the owner has left the group cleanly
-  std::atomic<std::uint32_t> failed_by;  // 1 + the rank whose failure record holds the reason
+  std::atomic<FailureMark> failure_mark;
   std::atomic<std::uint64_t> lost_rank;  // a LostRank, packed by LocalGroup::note_lost()
   StepHeader step_headers[kSlots];       // the owner's last steps; global step i at i % kSlots
   alignas(64) std::atomic<std::uint64_t> acknowledged;  // in-place reads before this step are done
@@ -83,6 +97,15 @@ struct RegionHeader {
   Doorbell p2p_doorbell;  // for threads that wait for the owner's sends and receives
   FailureRecord failure;
   OperationLog log;
+
+  /// Marks the region of a rank of that group. It keeps its first mark; a region that belongs to
+  /// another group, or to none, stays as it is.
+  void mark_failed(std::uint64_t group, int writer) noexcept {
+    FailureMark expected = unmarked(group);
+    failure_mark.compare_exchange_strong(
+        expected, expected + static_cast<std::uint32_t>(writer) + 1,
+        std::memory_order_acq_rel);  // pairs with LocalGroup::marked_by()
+  }
 };
 static_assert(std::atomic<Position>::is_always_lock_free);
 static_assert(sizeof(RegionHeader) <= 4096);

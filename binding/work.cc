@@ -230,6 +230,19 @@ bool WorkCCL::isCompleted() {
 }
 
 bool WorkCCL::wait(std::chrono::milliseconds timeout) {
+  try {
+    wait_for_completion(timeout);
+  } catch (...) {
+    throw_kept_interrupt();  // later calls must not raise it
+    throw;
+  }
+  throw_kept_interrupt();
+  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+// Whether the operation succeeded or not. Throws if the wait timed out or was interrupted.
+void WorkCCL::wait_for_completion(std::chrono::milliseconds timeout) {
   const ScopedGilRelease without_gil;  // torch calls synchronize() with the GIL
   at::RecordFunction profiler_row(at::RecordScope::FUNCTION);
   if (profiler_row.isActive())
@@ -242,15 +255,13 @@ bool WorkCCL::wait(std::chrono::milliseconds timeout) {
     complete_by_waiter(*operation);
     lock.lock();
     // The operation is complete, but its results may not be written to the tensors yet.
-    wait_until(lock, deadline, [this] { return state_ != State::running; });
+    if (!wait_until(lock, deadline, [this] { return state_ != State::running; }))
+      throw_wait_timeout(timeout, "has not completed");
   }
   // Its callbacks may still run: one of them may be the caller.
-  if (const auto future = future_) wait_until(lock, deadline, [&] { return future->completed(); });
-  const std::exception_ptr error = exception_;
-  lock.unlock();
-  throw_kept_interrupt();
-  if (error) std::rethrow_exception(error);
-  return true;
+  const auto future = future_;
+  if (future && !wait_until(lock, deadline, [&] { return future->completed(); }))
+    throw_wait_timeout(timeout, "has completed, but its Future has not");
 }
 
 // Returns when the operation has completed or failed; throws if the wait timed out or was
@@ -270,19 +281,24 @@ void WorkCCL::wait_for_operation(tccl::Work& operation, Deadline deadline) {
   }
 }
 
-// Waits for a condition that cv_ announces; `lock` holds mutex_. Throws if the wait timed out or was
-// interrupted.
+// Waits for a condition that cv_ announces; `lock` holds mutex_. False at the deadline; throws if the
+// wait was interrupted.
 template <class Condition>
-void WorkCCL::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline,
+bool WorkCCL::wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline,
                          const Condition& condition) {
   while (!cv_.wait_until(lock, std::min(deadline, Clock::now() + kInterruptInterval), condition)) {
-    if (Clock::now() >= deadline)
-      throw_torch_error({tccl::Errc::timeout,
-                         c10::str("wait() timed out: ", method_.name, " has not completed")});
+    if (Clock::now() >= deadline) return false;
     lock.unlock();
     check_interrupt();
     lock.lock();
   }
+  return true;
+}
+
+void WorkCCL::throw_wait_timeout(std::chrono::milliseconds timeout, const char* reason) const {
+  throw_torch_error(
+      {tccl::Errc::timeout, c10::str("wait() timed out after ", tccl::text_of(timeout), ": ",
+                                     method_.name, " ", reason)});
 }
 
 void WorkCCL::abort() {

@@ -96,10 +96,12 @@ class WorkCCL final : public c10d::Work {
   /// Writes the results, then completes the Work. Returns false if it must be called again.
   static bool try_complete(const c10::weak_intrusive_ptr<WorkCCL>& work, std::exception_ptr error,
                            const CollectiveRequest& request) noexcept;
+  void wait_for_completion(std::chrono::milliseconds timeout);
   void wait_for_operation(tccl::Work& operation, Deadline deadline);
   template <class Condition>
-  void wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline,
-                  const Condition& condition);
+  [[nodiscard]] bool wait_until(std::unique_lock<std::mutex>& lock, Deadline deadline,
+                                const Condition& condition);
+  [[noreturn]] void throw_wait_timeout(std::chrono::milliseconds timeout, const char* reason) const;
   void complete_future(c10::ivalue::Future& future) noexcept;
   void complete_result_future(c10::ivalue::Future& future) const noexcept;
   void notify_and_finish() noexcept;

@@ -1,9 +1,12 @@
-// Monotonic clock and absolute deadlines.
+// Monotonic clock, absolute deadlines, and durations as error messages give them.
 // Thread safety: functions without shared state.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
+#include <string>
 
 namespace tccl {
 
@@ -20,6 +23,15 @@ inline Deadline deadline_after(std::chrono::milliseconds timeout) {
 inline std::chrono::milliseconds time_left(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   return left.count() > 0 ? left : std::chrono::milliseconds(0);
+}
+
+/// "5.0 s", or "20 ms" if it is less than a tenth of a second.
+inline std::string text_of(std::chrono::duration<double> seconds) {
+  const bool is_short = seconds.count() < 0.1;
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), is_short ? "%.0f ms" : "%.1f s",
+                is_short ? 1000 * seconds.count() : seconds.count());
+  return text.data();
 }
 
 /// Timeout argument for poll(): rounded up, never negative (negative means infinite).

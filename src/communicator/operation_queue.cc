@@ -515,9 +515,9 @@ void OperationQueue::run_queue_until_done(CollectiveWork& work, Deadline deadlin
     if (!work.done() && Clock::now() < deadline && is_blocked_by_callback(work))
       throw Error(
           Errc::timeout,
-          formatted("{} has not started within {:.1f} s: a callback of an earlier operation "
-                    "has not returned",
-                    work.description(), std::chrono::duration<double>(work.timeout()).count()));
+          formatted("{} timed out after {}: it has not started, because a callback of an earlier "
+                    "operation has not returned",
+                    work.description(), text_of(work.timeout())));
   } while (!work.done() && Clock::now() < deadline);
 }
 

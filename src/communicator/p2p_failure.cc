@@ -52,9 +52,8 @@ int P2pFailureDetector::lost_source() const {
 
 std::exception_ptr P2pFailureDetector::timeout_error(const P2pWork& work,
                                                      Clock::time_point now) const {
-  const double limit = std::chrono::duration<double>(work.options().timeout).count();
-  std::string text = formatted("{} timed out after {:.1f} s (the timeout of this call)",
-                               work.describe(membership_.name()), limit);
+  std::string text = formatted("{} timed out after {} (the timeout of this call)",
+                               work.describe(membership_.name()), text_of(work.options().timeout));
   std::vector<int> ranks;
   const int peer = work.operation.peer();
   if (peer != kAnySource && !is_stalled(peer, now)) {

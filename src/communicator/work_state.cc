@@ -94,9 +94,8 @@ void WorkState::wait_by(Deadline deadline) {
 void WorkState::wait(Milliseconds timeout) {
   wait_by(deadline_after(timeout));
   if (done()) return;
-  const Error error(Errc::timeout,
-                    formatted("wait() timed out after {:.1f} s: {} has not completed",
-                              std::chrono::duration<double>(timeout).count(), description()));
+  const Error error(Errc::timeout, formatted("wait() timed out after {}: {} has not completed",
+                                             text_of(timeout), description()));
   on_wait_timeout(error);
   throw error;
 }

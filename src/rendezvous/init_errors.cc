@@ -91,7 +91,8 @@ Error init_timeout(const RendezvousOptions& options, const std::string& text,
                    std::vector<int> ranks) {
   const double seconds = std::chrono::duration<double>(options.timeout).count();
   return {Errc::timeout,
-          formatted("init of group {} timed out after {:.1f} s: {}", options.group, seconds, text),
+          formatted("init of group {} timed out after {}: {}", options.group,
+                    text_of(options.timeout), text),
           std::move(ranks)};
 }
 

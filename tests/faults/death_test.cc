@@ -418,7 +418,7 @@ TEST(AbortProcess, EveryWaitingRankReturnsImmediately) {
     const auto still = outcome.find("still group tp failed ");
     ASSERT_TRUE(still) << ranks.transcript();
     EXPECT_NE(
-        still->text.find(" s ago in a call of rank 0: rank 0 called abort() on group tp: enough"),
+        still->text.find(" ago in a call of rank 0: rank 0 called abort() on group tp: enough"),
         std::string::npos)
         << still->text;
   }

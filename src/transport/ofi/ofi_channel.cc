@@ -190,8 +190,7 @@ Error OfiChannel::timeout_error(int rank, const char* reason) const {
                 std::chrono::duration<double>(timeout_).count(), reason, membership_.who(rank));
   const auto silence = membership_.process(rank)->silence();
   if (silence >= membership_.stalled_after(rank))
-    text += formatted(", which is stalled: no heartbeat for {:.1f} s",
-                      std::chrono::duration<double>(silence).count());
+    text += formatted(", which is stalled: no heartbeat for {}", text_of(silence));
   return {Errc::timeout, text, {rank}};
 }
 

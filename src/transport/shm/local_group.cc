@@ -112,8 +112,8 @@ Error LocalGroup::earlier_failure() const {
   const auto age = Clock::now().time_since_epoch() - Clock::duration(record.time);
   const Error reason = failure();
   return {reason.code(),
-          formatted("group {} failed {:.1f} s ago in a call of rank {}: {}", identity_.name,
-                    std::chrono::duration<double>(age).count(), record.reporter, reason.what()),
+          formatted("group {} failed {} ago in a call of rank {}: {}", identity_.name, text_of(age),
+                    record.reporter, reason.what()),
           reason.ranks()};
 }
 

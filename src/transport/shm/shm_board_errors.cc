@@ -3,11 +3,6 @@
 #include "transport/shm/shm_board.h"
 
 namespace tccl::shm {
-namespace {
-
-double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-}  // namespace
 
 void ShmBoard::throw_mismatch(int peer, std::uint32_t sequence) const {
   // The digests may have diverged at an earlier operation that did not synchronise: name the first.
@@ -56,8 +51,8 @@ std::string ShmBoard::ranks_in_operation() const {
 
 Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   const auto now = Clock::now();
-  std::string text = formatted("{} timed out after {:.1f} s (the timeout of this call)",
-                               operation(), seconds(timeout_));
+  std::string text =
+      formatted("{} timed out after {} (the timeout of this call)", operation(), text_of(timeout_));
   std::vector<int> late;
   for (int other = 0; other < size(); ++other) {
     if (other == local_rank() || arrived(other)) continue;
@@ -66,7 +61,7 @@ Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
         formatted("; {} {}", group_.who(other),
                   has_joined(other) ? "has joined it but makes no progress" : "has not joined it");
     if (silence >= kStalledAfter)
-      text += formatted(" and is stalled: no heartbeat for {:.1f} s", seconds(silence));
+      text += formatted(" and is stalled: no heartbeat for {}", text_of(silence));
     late.push_back(group_.global_rank(other));
   }
   return {Errc::timeout, text, late};

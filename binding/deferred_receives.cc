@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <system_error>
+
 #include "polling.h"
 
 namespace torch_ccl {
@@ -19,10 +21,25 @@ DeferredReceives& DeferredReceives::instance() {
 }
 
 void DeferredReceives::add(Attempt attempt) {
-  const std::lock_guard lock(mutex_);
-  if (!thread_.joinable()) thread_ = std::thread([this] { poll_until_closed(); });
-  added_.push_back(std::move(attempt));
-  changed_.notify_one();
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_thread()) {
+      added_.push_back(std::move(attempt));
+      return changed_.notify_one();
+    }
+  }
+  for (const PollBackoff backoff; !attempt();) backoff.sleep();
+}
+
+// Starts the thread if there is none. False if the system allows no more threads.
+bool DeferredReceives::has_thread() {
+  if (thread_.joinable()) return true;
+  try {
+    thread_ = std::thread([this] { poll_until_closed(); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
 }
 
 void DeferredReceives::close() {

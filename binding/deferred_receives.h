@@ -20,13 +20,14 @@ class DeferredReceives {
   /// Does what is possible without waiting; returns true when the receive is complete. Must not
   /// throw.
   using Attempt = std::function<bool()>;
-  /// Repeats `attempt` until it returns true.
+  /// Repeats `attempt` until it returns true: on the calling thread if no other can be started.
   void add(Attempt attempt);
   /// Joins the thread, which first completes all receives. Call it after all groups are closed:
   /// every attempt then ends, with an error if need be.
   void close();
 
  private:
+  bool has_thread();
   void poll_until_closed();
 
   std::mutex mutex_;  // guards what follows

@@ -1,6 +1,8 @@
 #include "tccl/error.h"
 #include "base/format.h"
 
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <cstring>
 
@@ -30,8 +32,18 @@ std::string_view name_of(Errc code) {
   return "unknown";
 }
 
+std::string reason_of(int error) {
+  const std::string reason = std::strerror(error);
+  if (error == ENFILE) return reason + " (fs.file-max)";
+  rlimit files{};
+  if (error != EMFILE || ::getrlimit(RLIMIT_NOFILE, &files) != 0) return reason;
+  return formatted(
+      "{}: the limit of this process is {} (RLIMIT_NOFILE), `ulimit -n` raises it to {}", reason,
+      files.rlim_cur, files.rlim_max);
+}
+
 void throw_system_error(const std::string& what) {
-  throw Error(Errc::system, formatted("{}: {}", what, std::strerror(errno)));
+  throw Error(Errc::system, formatted("{}: {}", what, reason_of(errno)));
 }
 
 }  // namespace tccl

@@ -1,5 +1,6 @@
 #include "base/unix_socket.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -59,6 +60,13 @@ std::vector<Fd> take_descriptors(msghdr& message) {
   return fds;
 }
 
+/// The kernel has dropped descriptors of a packet: most likely this process may not open more.
+[[noreturn]] void throw_descriptors_lost(int socket) {
+  const Fd one_more(::fcntl(socket, F_DUPFD_CLOEXEC, 0));
+  if (!one_more) throw_system_error("cannot receive a file descriptor");
+  throw Error(Errc::mismatch, "received a packet with too many file descriptors");
+}
+
 /// If the peer closed with unread packets in its queue, the first receive fails with ECONNRESET,
 /// once. The packets that the peer sent before are still in our queue.
 template <class Receive>
@@ -105,6 +113,11 @@ std::size_t next_packet_bytes(int socket) {
   return length < 0 ? 0 : static_cast<std::size_t>(length);
 }
 
+void discard_packet(int socket) noexcept {
+  char byte = 0;
+  static_cast<void>(::recv(socket, &byte, sizeof byte, MSG_DONTWAIT));
+}
+
 bool wait_readable(int socket, Deadline deadline) {
   return wait_for_event(socket, POLLIN, deadline);
 }
@@ -127,16 +140,16 @@ void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadl
   }
   while (::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(bytes)) {
     if (errno == EPIPE || errno == ECONNRESET)
-      throw Error(Errc::peer_lost, "the connection was closed");
+      throw Error(Errc::peer_lost, "connection closed by peer");
     if (errno != EAGAIN && errno != EINTR) throw_system_error("sendmsg");
     if (!wait_for_event(socket, POLLOUT, deadline))
-      throw Error(Errc::timeout, "the peer did not answer in time");
+      throw Error(Errc::timeout, "the peer did not answer before the timeout");
   }
 }
 
 std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline) {
   if (!wait_readable(socket, deadline))
-    throw Error(Errc::timeout, "the peer did not answer in time");
+    throw Error(Errc::timeout, "the peer did not answer before the timeout");
   iovec part{.iov_base = data, .iov_len = bytes};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerPacket * sizeof(int))] = {};
   msghdr message{};
@@ -147,9 +160,13 @@ std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadli
   const ssize_t got =
       receive_despite_reset([&] { return ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC); });
   std::vector<Fd> fds = take_descriptors(message);
-  if (got == 0) throw Error(Errc::peer_lost, "the connection was closed");
-  if (got != static_cast<ssize_t>(bytes) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
-    throw Error(Errc::system, "received a packet of an unexpected length");
+  if (got == 0) throw Error(Errc::peer_lost, "connection closed by peer");
+  if ((message.msg_flags & MSG_CTRUNC) != 0) throw_descriptors_lost(socket);
+  if (got != static_cast<ssize_t>(bytes) || (message.msg_flags & MSG_TRUNC) != 0)
+    throw Error(Errc::mismatch,
+                formatted("received a packet of another length than the {} bytes that this version "
+                          "of the library expects",
+                          bytes));
   return fds;
 }
 

@@ -39,8 +39,11 @@ void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadl
 /// Length of the next packet, which stays in the queue; 0 at end of file. The socket must be
 /// readable.
 std::size_t next_packet_bytes(int socket);
-/// Reads one packet of exactly `bytes` and returns its descriptors. Throws Error{system} if the
-/// packet has another length, Error{peer_lost} at end of file, Error{timeout} at the deadline.
+/// Drops the next packet and its descriptors.
+void discard_packet(int socket) noexcept;
+/// Reads one packet of exactly `bytes` and returns its descriptors. Throws Error{mismatch} if the
+/// packet has another length, Error{system} if this process can open no more descriptors,
+/// Error{peer_lost} at end of file, Error{timeout} at the deadline.
 std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadline deadline);
 
 template <class T>

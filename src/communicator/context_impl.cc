@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -11,6 +12,7 @@
 #include "base/cpu_set.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/system_error.h"
 #include "communicator/communicator_impl.h"
 #include "communicator/environment_report.h"
 #include "operation/op_record.h"
@@ -23,7 +25,11 @@ namespace tccl {
 namespace {
 
 /// Invalid on kernels without pidfd: then only the robust mutex tells of a death.
-Fd open_own_pidfd() { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
+Fd open_own_pidfd() {
+  Fd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!fd && (errno == EMFILE || errno == ENFILE)) throw_system_error("pidfd_open");
+  return fd;
+}
 
 std::uint64_t digest_of(const std::vector<int>& cpus) {
   std::uint64_t digest = 1;
@@ -133,6 +139,8 @@ std::shared_ptr<LocalProcess> ContextImpl::add_local_process(const LocalPeer& lo
     throw Error(Errc::system,
                 formatted("the shared memory of {} has an unexpected token", describe(info)),
                 {info.rank});
+  Fd process = local_peer.process.duplicate();
+  if (local_peer.process && !process) throw_system_error("dup(pidfd)");
   auto peer = std::make_shared<LocalProcess>(std::move(memory), info.host, info.pid);
   monitor_->watch_process(peer, local_peer.process.duplicate());
   const std::lock_guard lock(mutex_);

@@ -187,11 +187,21 @@ Fd prepare_exit_watch(RendezvousOptions& options) noexcept {
   }
 }
 
-void agree_on_new_secret(RendezvousOptions& options, ContextImpl& context) {
+/// Rank 0 has failed to publish its secret: the other ranks get the reason in its place, if the store
+/// works now.
+void publish_missing_secret(RendezvousOptions& options) {
+  const Status failure = failure_status(attributed_to_this_rank(options));
+  options.secret = to_hex(random_bytes32());  // names this attempt
+  replace_secret_by_failure(options, failure);
+}
+
+void agree_on_new_secret(RendezvousOptions& options, ContextImpl& context, Fd& exit_watch) {
   try {
     options.secret = agree_on_secret(options, context.settings().secret_file);
   } catch (const Error&) {
     context.set_last_failed_attempt(options.last_failed_attempt);
+    exit_watch.reset();  // the store may need the descriptor
+    if (options.rank == 0) publish_missing_secret(options);
     throw attributed_to_this_rank(options);
   } catch (...) {  // an interrupt
     context.set_last_failed_attempt(options.last_failed_attempt);
@@ -227,7 +237,7 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
   if (size == 1)
     rendezvous_options.secret = to_hex(random_bytes32());
   else
-    agree_on_new_secret(rendezvous_options, context);
+    agree_on_new_secret(rendezvous_options, context, exit_watch);
   try {
     if (size > 1) publish_joined(store_client_for(rendezvous_options, {}), rank);
     GroupBuilder builder(context, rendezvous_options, options.first_sequence);

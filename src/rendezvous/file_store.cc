@@ -4,9 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
 #include <optional>
-#include <sstream>
 #include <thread>
 
 #include "base/clock.h"
@@ -28,12 +26,18 @@ std::string file_name(const std::string& key) {
   return to_hex(std::span(reinterpret_cast<const unsigned char*>(key.data()), key.size()));
 }
 
+/// None if there is no such file.
 std::optional<std::string> read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file && errno == ENOENT) return std::nullopt;
+  if (!file) throw_system_error("open " + path);
+  std::string text;
+  char buffer[4096];
+  ssize_t count = 0;
+  while ((count = ::read(file.get(), buffer, sizeof buffer)) > 0)
+    text.append(buffer, static_cast<std::size_t>(count));
+  if (count < 0) throw_system_error("read " + path);
+  return text;
 }
 
 /// Throws on a partial write (such as on a full disk), so that no reader sees half a value.
@@ -92,8 +96,9 @@ class FileStore final : public Store {
     for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kMaxPause)) {
       if (auto value = read_file(path_of(key))) return *value;
       if (Clock::now() >= deadline)
-        throw Error(Errc::timeout, formatted("key \"{}\" did not appear in the store {} in time",
-                                             key, directory_));
+        throw Error(Errc::timeout,
+                    formatted("timed out after {}: no rank has stored key \"{}\" in {}",
+                              text_of(timeout), key, directory_));
       std::this_thread::sleep_for(pause);
     }
   }

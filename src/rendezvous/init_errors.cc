@@ -89,7 +89,6 @@ Error init_error(const std::string& group, Errc code, const std::string& text,
 
 Error init_timeout(const RendezvousOptions& options, const std::string& text,
                    std::vector<int> ranks) {
-  const double seconds = std::chrono::duration<double>(options.timeout).count();
   return {Errc::timeout,
           formatted("init of group {} timed out after {}: {}", options.group,
                     text_of(options.timeout), text),
@@ -148,10 +147,13 @@ Error other_user_error(const RendezvousOptions& options, const std::string& coor
 
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
                             const Error& reason) {
-  const char* what = reason.code() == Errc::peer_lost ? "left before the group was formed"
-                                                      : "did not complete the rendezvous";
-  return init_error(options.group, reason.code(),
-                    formatted("{} {}: {}", process, what, reason.what()), {rank});
+  if (reason.code() == Errc::peer_lost)
+    return init_error(options.group, reason.code(),
+                      formatted("{} left before the group was formed ({})", process, reason.what()),
+                      {rank});
+  const std::string text = process + " did not complete the rendezvous";
+  if (reason.code() == Errc::timeout) return init_timeout(options, text, {rank});
+  return init_error(options.group, reason.code(), formatted("{}: {}", text, reason.what()), {rank});
 }
 
 Error missing_ranks_timeout(const RendezvousOptions& options, std::span<const int> local_waiters) {

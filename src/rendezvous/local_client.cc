@@ -58,7 +58,7 @@ void throw_pending_status(int socket) {
   while (wait_readable(socket, Clock::now())) {
     throw_if_failure_received(socket, Clock::now());
     if (next_packet_bytes(socket) != sizeof(PeerInfo)) return;
-    static_cast<void>(receive_packet<PeerInfo>(socket, Clock::now()));
+    discard_packet(socket);  // this process may have no descriptors left for those of the packet
   }
 }
 
@@ -66,7 +66,7 @@ void throw_pending_status(int socket) {
 void throw_if_coordinator_failed(int socket) {
   if (!wait_readable(socket, Clock::now())) return;
   throw_if_failure_received(socket, Clock::now());
-  if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "the connection was closed");
+  if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "connection closed by peer");
 }
 
 }  // namespace
@@ -190,8 +190,8 @@ template <class Action>
 void LocalClient::report_failure(const Action& action) const {
   try {
     action();
-  } catch (const Error& error) {
-    report(failure_status(error));
+  } catch (const Error&) {
+    report(failure_status(attributed_to_this_rank(*options_)));
     throw;
   }
 }

@@ -5,12 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <thread>
 #include <utility>
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/system_error.h"
 #include "base/unix_socket.h"
 #include "base/wait.h"
 #include "rendezvous/init_errors.h"
@@ -79,11 +81,7 @@ void LocalServer::poll_once(int other_fd, Deadline until) {
 
 void LocalServer::accept_connection() {
   Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!socket) {
-    // Out of descriptors, most likely: unauthenticated connections will time out.
-    std::this_thread::sleep_for(milliseconds(10));
-    return;
-  }
+  if (!socket) return handle_failed_accept();
   if (!options_.may_have_other_users && !belongs_to_this_user_or_root(socket.get()))
     return refuse_other_user(socket.get());
   Connection connection{.socket = std::move(socket),
@@ -96,6 +94,15 @@ void LocalServer::accept_connection() {
   } catch (const Error&) {
     // The other side closed the connection. A rank will connect again.
   }
+}
+
+void LocalServer::handle_failed_accept() const {
+  const bool has_strangers = std::ranges::any_of(
+      connections_, [](const Connection& connection) { return !connection.authenticated; });
+  // Unauthenticated connections will time out, and give their descriptors back.
+  if ((errno == EMFILE || errno == ENFILE) && !has_strangers)
+    throw_system_error("cannot accept a rank on the rendezvous socket");
+  std::this_thread::sleep_for(milliseconds(10));
 }
 
 /// A rank of this group gets the reason, too.
@@ -164,6 +171,7 @@ void LocalServer::exchange_with(Connection& connection, const Exchange& exchange
   try {
     exchange(connection.socket.get());
   } catch (const Error& error) {
+    if (is_unattributed_system_error(error)) throw;  // of this process: the rank gets the reason
     connection.socket.reset();
     if (!error.ranks().empty()) throw;  // the rank reported it
     throw incomplete_rank_error(options_, describe(connection.claimed), connection.claimed.rank,
@@ -195,7 +203,7 @@ void LocalServer::check_connections() {
       continue;
     exchange_with(connection, [](int socket) {
       throw_if_failure_received(socket, Clock::now());
-      if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "it closed its connection");
+      if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "connection closed by peer");
     });
   }
 }
@@ -258,14 +266,14 @@ std::vector<LocalPeer> LocalServer::take_local_peers() {
 void LocalServer::receive_peer_info(Connection& connection) {
   LocalPeer peer;
   exchange_with(connection, [&](int socket) {
-    if (connection.peer) throw Error(Errc::peer_lost, "it closed its connection");
+    if (connection.peer) throw Error(Errc::peer_lost, "connection closed by peer");
     throw_if_failure_received(socket, Clock::now());
     std::vector<Fd> fds;
     peer.peer_info = receive_packet<PeerInfo>(socket, Clock::now(), &fds);
     check_valid(peer.peer_info, self_.size, /*hosts=*/1);  // host_index is set below
     if (peer.peer_info.rank != connection.claimed.rank)
-      throw Error(Errc::system, "its PeerInfo has another rank than its request");
-    if (fds.empty()) throw Error(Errc::system, "received a PeerInfo without shared memory");
+      throw Error(Errc::mismatch, "its PeerInfo has another rank than its request");
+    if (fds.empty()) throw Error(Errc::internal, "received a PeerInfo without shared memory");
     peer.memory = std::move(fds[0]);
     if (fds.size() > 1) peer.process = std::move(fds[1]);
   });

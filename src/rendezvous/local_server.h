@@ -59,6 +59,7 @@ class LocalServer {
 
   void poll_once(int other_fd, Deadline until);
   void accept_connection();
+  void handle_failed_accept() const;
   void refuse_other_user(int socket);
   void warn_dropped(const std::string& reason);
   void drop_unauthenticated();

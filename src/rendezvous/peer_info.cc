@@ -76,7 +76,7 @@ void check_valid(const PeerInfo& received, int ranks, int hosts) {
                      is_terminated(received.rxm_eager_limit) &&
                      received.endpoint_name_bytes <= sizeof received.endpoint_name &&
                      received.wire_format <= static_cast<std::uint32_t>(WireFormat::int8);
-  if (!valid) throw Error(Errc::system, "a PeerInfo has a value out of range");
+  if (!valid) throw Error(Errc::mismatch, "a PeerInfo has a value out of range");
 }
 
 }  // namespace tccl

@@ -51,7 +51,7 @@ void check_same_size(const std::string& group, const PeerInfo& own, const PeerIn
 /// other versions of this library or other settings.
 void check_compatible(const std::string& group, const PeerInfo& own, const PeerInfo& other);
 
-/// Throws Error{system} if a field is out of range: other processes may write to the store. Call it
+/// Throws Error{mismatch} if a field is out of range: other processes may write to the store. Call it
 /// before the other functions.
 void check_valid(const PeerInfo& received, int ranks, int hosts);
 

@@ -10,6 +10,7 @@
 #include "base/fd.h"
 #include "base/format.h"
 #include "base/poll.h"
+#include "base/system_error.h"
 #include "base/tcp_socket.h"
 #include "rendezvous/tcp_store_server.h"
 #include "tccl/error.h"
@@ -29,8 +30,12 @@ bool finish_connecting(const Fd& fd, Deadline deadline) {
 
 /// Returns an invalid Fd if no server listens there.
 Fd try_connect(const std::string& host, std::uint16_t port, Deadline deadline) {
-  for (const SocketAddress& address : addresses_of(host, port))
-    if (Fd fd = start_connecting(address); fd && finish_connecting(fd, deadline)) return fd;
+  for (const SocketAddress& address : addresses_of(host, port)) {
+    Fd fd = start_connecting(address);
+    if (!fd && (errno == EMFILE || errno == ENFILE))
+      throw_system_error(formatted("cannot connect to the store {}:{}", host, port));
+    if (fd && finish_connecting(fd, deadline)) return fd;
+  }
   return {};
 }
 
@@ -74,8 +79,9 @@ class TcpStore final : public Store {
     for (;;) {
       if (Fd fd = try_connect(host_, port_, deadline)) return fd;
       if (Clock::now() >= deadline)
-        throw Error(Errc::timeout,
-                    formatted("the store {}:{} does not accept connections", host_, port_));
+        throw Error(
+            Errc::timeout,
+            formatted("timed out: the store {}:{} does not accept connections", host_, port_));
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
@@ -103,8 +109,8 @@ class TcpStore final : public Store {
   }
 
   [[nodiscard]] Error no_such_key(const std::string& key) const {
-    return {Errc::timeout,
-            formatted("key \"{}\" did not appear in the store {}:{} in time", key, host_, port_)};
+    return {Errc::timeout, formatted("timed out: no rank has stored key \"{}\" in the store {}:{}",
+                                     key, host_, port_)};
   }
 
   /// Sends (POLLOUT) or receives (POLLIN) exactly `bytes`.
@@ -118,7 +124,7 @@ class TcpStore final : public Store {
       if (moved < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (moved <= 0)
         throw Error(Errc::system,
-                    formatted("store {}:{}: the server closed the connection", host_, port_));
+                    formatted("store {}:{}: connection closed by peer", host_, port_));
       p += moved;
       bytes -= static_cast<std::size_t>(moved);
     }

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "free_port.h"
 #include "harness.h"
 
@@ -112,6 +113,66 @@ TEST_F(LimitsProcess, NoAddressSpace) {
                    {"CCL_SHARED_BYTES", "Cannot allocate memory"});
 }
 
+/// Forms a group with `available` free descriptors on the victim. Returns the error, or nothing.
+std::string error_of_round(Rank& rank, int victim, int available) {
+  rlimit limits{};
+  check(::getrlimit(RLIMIT_NOFILE, &limits) == 0, "getrlimit");
+  const rlimit normal = limits;
+  if (rank.rank == victim) {
+    const tccl::Fd lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    limits.rlim_cur = static_cast<rlim_t>(lowest.get() + available);
+    check(::setrlimit(RLIMIT_NOFILE, &limits) == 0, "setrlimit");
+  }
+  std::string problem;
+  const tccl::Communicator::Options options{.name = "world", .timeout = 10s};
+  auto store = tccl::file_store("/tmp/tccl-limits-" + std::to_string(::getppid()) + "/" +
+                                std::to_string(available));
+  try {
+    std::shared_ptr<tccl::Context> context;
+    try {
+      context = tccl::Context::create();
+    } catch (const tccl::Error& error) {
+      tccl::Communicator::report_failed_start(*store, rank.rank, rank.size, options, error.what());
+      throw;
+    }
+    tccl::Communicator::create(context, *store, rank.rank, rank.size, options)
+        ->run(tccl::barrier());
+  } catch (const tccl::Error& error) {
+    problem = error.what();
+  }
+  check(::setrlimit(RLIMIT_NOFILE, &normal) == 0, "setrlimit");
+  return problem;
+}
+
+/// Whichever step of forming a group finds no free descriptor.
+void expect_every_shortage_is_named(int victim) {
+  const std::string directory = "/tmp/tccl-limits-" + std::to_string(::getpid());
+  Ranks ranks(3, [&](Rank& rank) {
+    for (int available = 3; available <= 30; available += 3)
+      rank.report("with " + std::to_string(available) + ": " +
+                  error_of_round(rank, victim, available));
+  });
+  ranks.expect_all_exit_cleanly(90s);
+  std::filesystem::remove_all(directory);
+  int failures = 0;
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    for (const Line& line : ranks.outcomes[rank].lines) {
+      if (line.text.ends_with(": ")) continue;
+      ++failures;
+      for (const std::string& part :
+           {static_cast<int>(rank) == victim ? "" : "rank " + std::to_string(victim) + " (host ",
+            std::string("Too many open files: the limit of this process is "),
+            std::string("(RLIMIT_NOFILE), `ulimit -n` raises it to ")})
+        EXPECT_NE(line.text.find(part), std::string::npos) << "rank " << rank << " " << line.text;
+    }
+  }
+  EXPECT_GE(failures, 9) << ranks.transcript();
+  EXPECT_LE(failures, 27) << ranks.transcript();
+}
+
+TEST(DescriptorsProcess, EveryShortageOfRank0IsNamed) { expect_every_shortage_is_named(0); }
+TEST(DescriptorsProcess, EveryShortageOfAnotherRankIsNamed) { expect_every_shortage_is_named(1); }
+
 TEST_F(LimitsProcess, NoDescriptors) {
   start_with_limit(
       [] {
@@ -119,7 +180,8 @@ TEST_F(LimitsProcess, NoDescriptors) {
         const int lowest = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
         limit(RLIMIT_NOFILE, static_cast<rlim_t>(lowest) + 2);
       },
-      {"Too many open files"});
+      {"Too many open files: the limit of this process is ",
+       "(RLIMIT_NOFILE), `ulimit -n` raises"});
 }
 
 }  // namespace

@@ -37,4 +37,7 @@ class Fd {
   int fd_ = -1;
 };
 
+/// Raises the soft limit of open files (RLIMIT_NOFILE) as far as the hard limit allows.
+void raise_descriptor_limit() noexcept;
+
 }  // namespace tccl

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <set>
 
 #include "base/format.h"
 #include "base/system_error.h"
@@ -137,7 +138,11 @@ Fd start_connecting(const SocketAddress& to,
   return ok ? std::move(fd) : close_keeping_errno(std::move(fd));
 }
 
-void close_on_exec(std::uint16_t local_port) noexcept {
+namespace {
+
+/// Calls `visit(fd, local address)` for each TCP socket of this process, until it returns true.
+template <class Visit>
+void visit_tcp_sockets(const Visit& visit) {
   const std::unique_ptr<DIR, int (*)(DIR*)> descriptors(::opendir("/proc/self/fd"), ::closedir);
   while (const dirent* entry = descriptors ? ::readdir(descriptors.get()) : nullptr) {
     const int fd = std::atoi(entry->d_name);  // 0 for "." and ".."
@@ -146,8 +151,43 @@ void close_on_exec(std::uint16_t local_port) noexcept {
     if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) continue;
     const SocketAddress local(reinterpret_cast<const sockaddr*>(&address), length);
     const bool is_tcp = local.family() == AF_INET || local.family() == AF_INET6;
-    if (is_tcp && local.port() == local_port) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    if (is_tcp && visit(fd, local)) return;
   }
+}
+
+bool is_listening(int socket) noexcept {
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  return ::getsockopt(socket, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens != 0;
+}
+
+}  // namespace
+
+void close_on_exec(std::uint16_t local_port) noexcept {
+  visit_tcp_sockets([&](int fd, const SocketAddress& local) {
+    if (local.port() == local_port) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return false;
+  });
+}
+
+int find_listener(const SocketAddress& address) noexcept {
+  int found = -1;
+  visit_tcp_sockets([&](int fd, const SocketAddress& local) {
+    const bool matches = local.port() == address.port() && local.host() == address.host();
+    if (matches && is_listening(fd)) found = fd;
+    return found >= 0;
+  });
+  return found;
+}
+
+std::vector<std::string> hosts_connected_to(std::uint16_t local_port) {
+  std::set<std::string> hosts;
+  visit_tcp_sockets([&](int fd, const SocketAddress& local) {
+    if (local.port() == local_port && !is_listening(fd))
+      hosts.insert(SocketAddress::of_remote_end(fd).host());
+    return false;
+  });
+  return {hosts.begin(), hosts.end()};
 }
 
 void set_liveness_options(int socket, std::chrono::milliseconds liveness_timeout) noexcept {

@@ -72,6 +72,13 @@ Fd start_connecting(
 /// library has opened without it. A program that the process starts would keep the port in use.
 void close_on_exec(std::uint16_t local_port) noexcept;
 
+/// The socket of this process that listens on this address: one that another library has opened.
+/// -1 if there is none.
+int find_listener(const SocketAddress& address) noexcept;
+
+/// The other ends of this process's connections with this local port, as numeric addresses.
+std::vector<std::string> hosts_connected_to(std::uint16_t local_port);
+
 /// For connections that carry small messages to a host that may disappear: TCP_NODELAY, and the
 /// connection fails with ETIMEDOUT if the other host acknowledges nothing for that long.
 void set_liveness_options(int socket, std::chrono::milliseconds liveness_timeout) noexcept;

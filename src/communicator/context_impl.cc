@@ -162,6 +162,9 @@ AddressOffer ContextImpl::offer_addresses(const std::string& store_host) {
 void ContextImpl::open_network(const std::string& address) {
   const std::lock_guard lock(network_mutex_);
   if (network_) return;
+  // Two connections to each process of another host: the usual limit, 1024, is too low for a
+  // thousand ranks.
+  raise_descriptor_limit();
   RemoteProcess::Identity self;
   self.id = arena_->memory()->id();
   self.host = host_name();

@@ -25,7 +25,7 @@ def cases() -> list[str]:
 
 @pytest.fixture(scope="module")
 def namespaces():
-    with virtual_hosts(2) as hosts:
+    with virtual_hosts(3) as hosts:
         yield ",".join(f"/run/netns/{host.namespace}" for host in hosts)
 
 

@@ -291,15 +291,20 @@ def test_secrets_that_differ(hosts):
 
 # ---- foreign connections
 
-# Every listening port except the store's receives data that no rank sends.
+# Every listening port except the store's receives data that no rank sends. The data port drops the
+# connection requests of hosts without ranks.
 FOREIGN_CLIENT = """
 import contextlib, os, socket, sys, time
 address, ports = sys.argv[1], [int(port) for port in sys.argv[2:]]
-open_ones = []
+open_ones, unreachable = [], set()
 sayings = [b"", b"GET / HTTP/1.1\\r\\n\\r\\n", bytes(100), b"\\xff" * 65536, os.urandom(100_000)]
 for words in sayings:
     for port in ports:
-        connection = socket.create_connection((address, port), timeout=5)
+        try:
+            connection = socket.create_connection((address, port), timeout=1)
+        except TimeoutError:
+            unreachable.add(port)
+            continue
         connection.settimeout(2)
         with contextlib.suppress(OSError):
             connection.sendall(words)
@@ -307,9 +312,10 @@ for words in sayings:
             connection.close()
         open_ones.append(connection)
 for port in range(20000, 21000):
-    with contextlib.suppress(ConnectionError):
-        socket.create_connection((address, port), timeout=5).close()
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        socket.create_connection((address, port), timeout=1).close()
 time.sleep(3)  # longer than a handshake may take
+sys.exit(len(unreachable))
 """
 
 
@@ -345,12 +351,12 @@ def test_foreign_connections(hosts, tmp_path):
             assert all(rank.process.is_alive() for rank in ranks)
             time.sleep(0.01)
         clients = []
-        for host in hosts[:2]:
+        for host, other in (hosts[:2], hosts[1::-1]):
             ports = listening_on(host)
             assert len(ports) == 2
             words = [sys.executable, "-c", FOREIGN_CLIENT, host.address, *map(str, ports)]
-            clients.append(hosts[2].start(words))
-        assert [client.wait(40) for client in clients] == [0, 0]
+            clients += [source.start(words) for source in (hosts[2], other)]
+        assert [client.wait(40) for client in clients] == [1, 0, 1, 0]
         stop.touch()
     for number, rank in enumerate(ranks):
         assert not rank.failure, rank.failure

@@ -6,14 +6,19 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_tagged.h>
 
+#include <netinet/in.h>
+
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "base/environment.h"
 #include "base/format.h"
+#include "base/system_error.h"
 #include "base/tcp_socket.h"
 #include "tccl/error.h"
 #include "transport/ofi/library.h"
@@ -23,12 +28,15 @@ namespace {
 
 /// Sleep of providers without a wait object (EFA): short, because nothing wakes it.
 constexpr auto kSleepWithoutWaitObject = std::chrono::microseconds(50);
+constexpr std::size_t kMaxAddressBytes = 256;
 /// Version of the libfabric API.
 constexpr std::uint32_t kVersion = FI_VERSION(1, 17);
 
 [[noreturn]] void fail(const char* call, ssize_t result) {
+  const int error = static_cast<int>(-result);
   throw Error(Errc::system,
-              formatted("libfabric: {}: {}", call, library().strerror(static_cast<int>(-result))));
+              formatted("libfabric: {}: {}", call,
+                        error < FI_ERRNO_OFFSET ? reason_of(error) : library().strerror(error)));
 }
 void check(const char* call, ssize_t result) {
   if (result != 0) fail(call, result);
@@ -120,6 +128,7 @@ bool Endpoint::open_preferred(const Options& options) {
 }
 
 void Endpoint::close() noexcept {
+  guard_ = {};
   endpoint_.reset();
   completions_.reset();
   addresses_.reset();
@@ -160,13 +169,49 @@ void Endpoint::open(fi_info& info) {
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &addresses->fid, 0));
   check("fi_ep_bind", ::fi_ep_bind(endpoint, &completions->fid, FI_SEND | FI_RECV));
   check("fi_enable", ::fi_enable(endpoint));
-  address_.resize(256);
+  address_.resize(kMaxAddressBytes);
   std::size_t bytes = address_.size();
   check("fi_getname", ::fi_getname(&endpoint->fid, address_.data(), &bytes));
   address_.resize(bytes);
   const auto* local = reinterpret_cast<const sockaddr*>(address_.data());
-  if (info.addr_format == FI_SOCKADDR_IN || info.addr_format == FI_SOCKADDR_IN6)
-    close_on_exec(SocketAddress(local, static_cast<socklen_t>(bytes)).port());
+  if (info.addr_format != FI_SOCKADDR_IN && info.addr_format != FI_SOCKADDR_IN6) return;
+  const SocketAddress own(local, static_cast<socklen_t>(bytes));
+  close_on_exec(own.port());
+  // A peer of other providers need not connect from the address that it advertises.
+  if (provider_.starts_with("tcp")) guard_ = ListenerGuard(own);
+}
+
+namespace {
+
+/// None if the provider has addresses of its own.
+std::optional<SocketAddress> as_socket_address(const Endpoint::RawAddress& address) {
+  const auto* bytes = reinterpret_cast<const sockaddr*>(address.data());
+  if (address.size() < sizeof(sockaddr_in)) return std::nullopt;
+  if (bytes->sa_family != AF_INET && bytes->sa_family != AF_INET6) return std::nullopt;
+  return SocketAddress(bytes, static_cast<socklen_t>(address.size()));
+}
+
+std::string text_of(const Endpoint::RawAddress& address) {
+  const auto socket_address = as_socket_address(address);
+  return socket_address ? socket_address->text() : std::string("an address of its provider");
+}
+
+}  // namespace
+
+std::string Endpoint::address_text() const { return text_of(address_); }
+
+std::string Endpoint::address_text(fi_addr_t peer) {
+  const std::lock_guard lock(mutex_);
+  RawAddress address(kMaxAddressBytes);
+  std::size_t bytes = address.size();
+  if (::fi_av_lookup(addresses_.get(), peer, address.data(), &bytes) != 0) bytes = 0;
+  address.resize(std::min(bytes, address.size()));
+  return text_of(address);
+}
+
+std::vector<std::string> Endpoint::connected_hosts() const {
+  const auto own = as_socket_address(address_);
+  return own ? hosts_connected_to(own->port()) : std::vector<std::string>();
 }
 
 fi_addr_t Endpoint::add_peer(const RawAddress& address) {
@@ -174,6 +219,8 @@ fi_addr_t Endpoint::add_peer(const RawAddress& address) {
   fi_addr_t peer = FI_ADDR_UNSPEC;
   const int added = ::fi_av_insert(addresses_.get(), address.data(), 1, &peer, 0, nullptr);
   if (added != 1) fail("fi_av_insert", added < 0 ? added : -FI_EINVAL);
+  guard_.admit(
+      {reinterpret_cast<const sockaddr*>(address.data()), static_cast<socklen_t>(address.size())});
   return peer;
 }
 

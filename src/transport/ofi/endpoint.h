@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/listener_guard.h"
 #include "base/wait.h"
 
 namespace tccl::ofi {
@@ -70,6 +71,12 @@ class Endpoint {
 
   [[nodiscard]] const RawAddress& address() const noexcept { return address_; }
   [[nodiscard]] const std::string& provider() const noexcept { return provider_; }
+  /// "10.0.0.1:4711", or the provider's own form; for messages.
+  [[nodiscard]] std::string address_text() const;
+  /// The same of a peer.
+  [[nodiscard]] std::string address_text(fi_addr_t peer);
+  /// The hosts that have connected to this endpoint, if the provider uses TCP; for messages.
+  [[nodiscard]] std::vector<std::string> connected_hosts() const;
 
   /// The connection is made when the first message is sent.
   fi_addr_t add_peer(const RawAddress& address);
@@ -122,6 +129,7 @@ class Endpoint {
   std::atomic<std::size_t> in_flight_sends_{0};  // relaxed: a counter
   std::string provider_;
   RawAddress address_;
+  ListenerGuard guard_;       // of the provider tcp
   Owned<fid_fabric> fabric_;  // each object uses those before it
   Owned<fid_domain> domain_;
   Owned<fid_av> addresses_;

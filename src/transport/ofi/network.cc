@@ -1,5 +1,7 @@
 #include "transport/ofi/network.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -60,6 +62,7 @@ std::uint32_t Network::allocate_group_tag() {
     last_group_tag_ = last_group_tag_ % kMaxGroupTag + 1;
   } while (cells_.contains(last_group_tag_));
   cells_[last_group_tag_];
+  highest_group_tag_ = std::max(highest_group_tag_, last_group_tag_);
   return last_group_tag_;
 }
 
@@ -99,6 +102,7 @@ void Network::sort_cells() {
     const Request& request = buffer->incoming();
     CellAddress address;
     std::memcpy(&address, buffer->header(), sizeof address);
+    if (request.error() == ECANCELED) return true;
     if (request.error() != 0 || request.bytes() < MessageBuffer::kHeaderBytes) {
       warn_dropped(request.error() != 0 ? library().strerror(request.error())
                                         : "it is too short for a header");
@@ -106,13 +110,19 @@ void Network::sort_cells() {
     }
     if (const auto found = cells_.find(address.group_tag); found != cells_.end())
       found->second.push_back(buffer);
+    else if (address.group_tag > highest_group_tag_)
+      warn_dropped("it names no group");
     return true;
   });
 }
 
 void Network::warn_dropped(const std::string& reason) noexcept {
   if (warned_.exchange(true, std::memory_order_relaxed)) return;
-  log_warning("dropped a message that no rank sent: " + reason);
+  std::string hosts;
+  for (const std::string& host : endpoint_->connected_hosts())
+    hosts += (hosts.empty() ? "; hosts connected there: " : ", ") + host;
+  log_warning(formatted("dropped a message that no rank sent, on the data port {}: {}{}",
+                        endpoint_->address_text(), reason, hosts));
 }
 
 void Network::close_in_child() noexcept { buffer_pool_->close_in_child(); }

@@ -91,13 +91,14 @@ class Network {
   void sort_cells();
 
   std::string address_;
-  std::atomic<bool> warned_{false};  // relaxed: orders nothing
   /// Outlives the endpoint, which may write to a buffer until it is closed.
   std::shared_ptr<BufferPool> buffer_pool_;
   std::unique_ptr<Endpoint> endpoint_;
   ControlPlane control_;
-  std::mutex cells_mutex_;  // guards the rest
+  std::atomic<bool> warned_{false};  // relaxed: orders nothing
+  std::mutex cells_mutex_;           // guards the rest
   std::uint32_t last_group_tag_ = 0;
+  std::uint32_t highest_group_tag_ = 0;  // that was ever allocated
   std::map<std::uint32_t, std::vector<std::shared_ptr<MessageBuffer>>> cells_;  // by group tag
   std::vector<std::shared_ptr<MessageBuffer>> posted_;  // receives for cells of any group
 };

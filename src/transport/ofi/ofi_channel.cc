@@ -180,14 +180,18 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_numbe
     next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
   }
-  if (now >= *deadline_)
-    throw timeout_error(rank, message_number ? "nothing received from" : "cannot send to");
+  if (now >= *deadline_) throw timeout_error(rank, /*receives=*/message_number.has_value());
 }
 
-Error OfiChannel::timeout_error(int rank, const char* reason) const {
-  std::string text =
-      formatted("{} timed out after {:.1f} s (the timeout of this call); {} {}", operation(),
-                std::chrono::duration<double>(timeout_).count(), reason, membership_.who(rank));
+Error OfiChannel::timeout_error(int rank, bool receives) const {
+  std::string text = formatted("{} timed out after {} (the timeout of this call); ", operation(),
+                               text_of(timeout_));
+  if (receives)
+    text += "nothing received from " + membership_.who(rank);
+  else
+    text += formatted(
+        "the data connection to {} at {} takes no messages", membership_.who(rank),
+        network_.endpoint().address_text(addresses_[static_cast<std::size_t>(rank)].fi_addr));
   const auto silence = membership_.process(rank)->silence();
   if (silence >= membership_.stalled_after(rank))
     text += formatted(", which is stalled: no heartbeat for {}", text_of(silence));

@@ -69,7 +69,7 @@ class OfiChannel final : public NetworkChannel {
   void wait(int rank, std::optional<std::uint64_t> message_number, FunctionRef<bool()> ready);
   void check_wait(int rank, std::optional<std::uint64_t> message_number,
                   std::optional<Clock::time_point>& lost_since);
-  [[nodiscard]] Error timeout_error(int rank, const char* why) const;
+  [[nodiscard]] Error timeout_error(int rank, bool receives) const;
   void remove_completed();
   bool try_post(int rank, const char* what, FunctionRef<bool()> post);
   [[noreturn]] void throw_send_or_receive_error(int rank, const char* what,

@@ -1,6 +1,7 @@
 #include "health/connection_driver.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/format.h"
@@ -13,6 +14,8 @@ using Stage = Handshake::Stage;
 using State = RemoteProcess::State;
 
 constexpr int kMaxFailedHandshakes = 3;
+/// A peer that has died closes all its connections at the same time.
+constexpr std::chrono::milliseconds kLastNoticesTimeout{1000};
 
 }  // namespace
 
@@ -22,6 +25,9 @@ void ConnectionDriver::advance(Connection& connection, DeferredActions& actions)
   } catch (const ConnectionClosed& closed) {
     close(connection, closed, actions);
   } catch (const Error& error) {
+    if (connection.is_authenticated())
+      actions.warn(formatted("closed the control connection to {} ({}): {}",
+                             connection.remote_address, connection.peer->where(), error.what()));
     close(connection, {State::died, error.what()}, actions);
   }
 }
@@ -77,7 +83,7 @@ void ConnectionDriver::handle(Connection& connection, const Frame& frame,
               "the peer sent a departure before it was authenticated");
       throw ConnectionClosed{State::departed, "the peer departed"};
   }
-  throw ConnectionClosed{State::died, "the peer sent a frame of an unknown kind"};
+  throw Error(Errc::system, "the peer sent a frame of an unknown kind");
 }
 
 void ConnectionDriver::handle_response(Connection& connection, const ConnectorResponse& response) {
@@ -118,9 +124,12 @@ void ConnectionDriver::on_authenticated_closed(const Connection& connection,
   RemotePeer& peer = *connection.peer;
   std::erase(peer.authenticated, &connection);
   peer.departed |= closed.state == State::departed;
-  // Another connection may still carry notices that were sent before.
   if (peer.authenticated.empty())
-    actions.set_final_state(connection.peer, peer.departed ? State::departed : closed.state);
+    return actions.set_final_state(connection.peer, peer.departed ? State::departed : closed.state);
+  // Another connection may still carry notices that were sent before. If it does not end, too, the
+  // peer is alive, but a notice may have been lost with this one.
+  if (closed.state != State::departed)
+    peer.close_all_at = std::min(peer.close_all_at, deadline_after(kLastNoticesTimeout));
 }
 
 void ConnectionDriver::on_attempt_failed(const Connection& connection,

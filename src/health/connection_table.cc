@@ -52,6 +52,14 @@ std::vector<Connection*> ConnectionTable::overdue(Clock::time_point now) const {
   return result;
 }
 
+std::vector<Connection*> ConnectionTable::of_broken_peers(Clock::time_point now) const {
+  std::vector<Connection*> result = all();
+  std::erase_if(result, [&](const Connection* each) {
+    return !each->is_authenticated() || now < each->peer->close_all_at;
+  });
+  return result;
+}
+
 int ConnectionTable::count_unauthenticated() const {
   return static_cast<int>(std::ranges::count_if(
       connections_, [](const auto& entry) { return entry.second->is_unauthenticated(); }));

@@ -32,6 +32,8 @@ class ConnectionTable {
 
   [[nodiscard]] std::vector<Connection*> all() const;
   [[nodiscard]] std::vector<Connection*> overdue(Clock::time_point now) const;
+  /// Those of peers to which another connection broke: see RemotePeer::close_all_at.
+  [[nodiscard]] std::vector<Connection*> of_broken_peers(Clock::time_point now) const;
   [[nodiscard]] int count_unauthenticated() const;
   [[nodiscard]] int count_unauthenticated_of(const std::string& remote_host) const;
 

@@ -25,7 +25,7 @@ ProcessState state_after_break(int error) {
 }  // namespace
 
 RemoteProcess::State state_after_failed_connect(int error) noexcept {
-  return error == ECONNREFUSED || error == ECONNRESET ? ProcessState::died
+  return error == ECONNREFUSED || error == ECONNRESET ? ProcessState::ended
                                                       : ProcessState::unreachable;
 }
 

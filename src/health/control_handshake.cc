@@ -1,9 +1,11 @@
 #include "health/control_handshake.h"
 
+#include "tccl/error.h"
+
 namespace tccl::control {
 
 void require(bool condition, const char* reason) {
-  if (!condition) throw ConnectionClosed{RemoteProcess::State::died, reason};
+  if (!condition) throw Error(Errc::system, reason);
 }
 
 ConnectorResponse Handshake::respond_to(const Challenge& challenge,

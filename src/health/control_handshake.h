@@ -15,13 +15,13 @@
 
 namespace tccl::control {
 
-/// Thrown where a connection turns out to be closed or must be closed.
+/// Thrown where a connection turns out to be closed.
 struct ConnectionClosed {
   RemoteProcess::State state;  // of the peer, as far as this connection tells
   std::string reason;
 };
 
-/// Throws ConnectionClosed{died, reason} if the peer breaks the protocol.
+/// Throws Error{system} if the peer breaks the protocol.
 void require(bool condition, const char* reason);
 
 class Handshake {

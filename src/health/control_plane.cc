@@ -118,17 +118,23 @@ void ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
   }
   Connection& connection = *peer->authenticated.front();
   connection.outbox += encode(notice);
+  connection.send_outbox();  // at once: the process may be killed before the monitor thread does it
   connections_.update_events(connection);
 }
 
-/// A failure for lack of a local resource is retried by on_timer().
-void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer) noexcept {
+/// A failure for lack of a local resource is retried by on_timer(), which also logs it.
+void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer, Actions* actions) noexcept {
   peer->wanted = true;
   if (peer->has_final_state || peer->connecting || !peer->authenticated.empty()) return;
   try {
     const auto address = SocketAddress::parse(peer->identity().address, peer->identity().port);
     Fd socket = start_connecting(address, options_.liveness_timeout);
-    if (!socket && is_local_shortage(errno)) return;
+    if (!socket && is_local_shortage(errno)) {
+      if (actions != nullptr)
+        actions->warn(
+            formatted("no control connection to {} yet: {}", peer->where(), reason_of(errno)));
+      return;
+    }
     if (!socket) return set_final_state(*peer, state_after_failed_connect(errno));
     connections_.add({.socket = std::move(socket),
                       .remote_host = address.host(),
@@ -162,7 +168,9 @@ void ControlPlane::on_timer(Actions& actions) {
   for (Connection* connection : connections_.overdue(Clock::now()))
     driver_.close(*connection, {State::unreachable, "the peer did not authenticate itself in time"},
                   actions);
-  for (const auto& peer : peers_.wanted()) connect_to(peer);
+  for (Connection* connection : connections_.of_broken_peers(Clock::now()))
+    driver_.close(*connection, {State::died, "another connection to the peer broke"}, actions);
+  for (const auto& peer : peers_.wanted()) connect_to(peer, &actions);
 }
 
 void ControlPlane::send_heartbeats() {

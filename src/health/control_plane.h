@@ -11,7 +11,8 @@
 // The handshake is base/challenge_response.h with a secret that both processes were given. An
 // accepted connection that is not authenticated after 2 s, or sends anything else, is dropped with
 // one warning per process. Both sides may connect at the same time: then there are two connections,
-// and the peer is taken for departed or dead when both are closed.
+// and the peer is taken for departed or dead when both are closed. If only one of them breaks, this
+// side closes the other a second later: a notice may have been lost.
 //
 // The parts: PeerTable (known processes and secrets), ConnectionTable (open connections),
 // ConnectionDriver (handshake and frames of a connection), Handshake (authentication); ControlPlane
@@ -91,7 +92,8 @@ class ControlPlane {
   // --- with the mutex held ---
   void on_timer(Actions& actions);
   void send_heartbeats();
-  void connect_to(const std::shared_ptr<control::RemotePeer>& peer) noexcept;
+  void connect_to(const std::shared_ptr<control::RemotePeer>& peer,
+                  Actions* actions = nullptr) noexcept;
   void accept_pending(Actions& actions);
   void accept_connection(Fd socket, Actions& actions);
   // --- close(), without the mutex held ---

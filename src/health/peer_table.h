@@ -33,6 +33,8 @@ struct RemotePeer final : RemoteProcess {
   bool has_final_state = false;
   bool departed = false;  // it sent a departure on one of the connections
   int failed_handshakes = 0;
+  /// One of several connections broke: the others are closed at this time.
+  Deadline close_all_at = Deadline::max();
 };
 
 /// The ControlPlane hands out RemotePeers as RemoteProcesses.

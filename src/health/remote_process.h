@@ -25,7 +25,8 @@ class RemoteProcess {
   enum class State : std::uint8_t {
     alive,
     departed,     // it closed cleanly
-    died,         // its connection broke, or its port refuses connections
+    died,         // its connection broke
+    ended,        // never connected: its port refuses connections, so it has left or died
     unreachable,  // its host, or the network to it, does not answer
   };
 

@@ -30,7 +30,8 @@ inline std::string left_before(const std::string& rank, const std::string& group
 
 /// A rank of another host that has gone.
 struct LostRank {
-  enum class Kind : std::uint8_t { none, departed, unreachable, died };
+  /// Ended: it has left or died before it was first contacted.
+  enum class Kind : std::uint8_t { none, departed, unreachable, ended, died };
   Kind kind = Kind::none;
   int rank = -1;
   std::uint32_t last_sequence = 0;  // of its last collective, if it has departed

@@ -85,7 +85,8 @@ PeerState Membership::state_of(int rank) const noexcept {
 
 bool Membership::process_has_ended(int rank) const noexcept {
   if (is_local(rank)) return local_->process_has_ended(local_rank(rank));
-  return process(rank)->state() == RemoteProcess::State::died;
+  const auto state = process(rank)->state();
+  return state == RemoteProcess::State::died || state == RemoteProcess::State::ended;
 }
 
 std::uint32_t Membership::liveness_counter(int rank) const noexcept {
@@ -122,6 +123,12 @@ Error Membership::lost_error(const LostRank& lost, const std::string& operation)
       if (!hosts.empty()) text += formatted(": {} has no answer from {}", who(rank_), hosts);
       return {Errc::peer_lost, text, {lost.rank}};
     }
+    case LostRank::Kind::ended:
+      return {Errc::peer_lost,
+              formatted("{} left or died before rank {} first contacted it, for {} (connection "
+                        "closed by peer)",
+                        name_of_lost, rank_, operation),
+              {lost.rank}};
     case LostRank::Kind::died:
       return {Errc::peer_lost, died_during(name_of_lost, operation), {lost.rank}};
     default:
@@ -138,6 +145,8 @@ LostRank Membership::lost_rank(int rank) const noexcept {
   switch (other.process->state()) {
     case RemoteProcess::State::unreachable:
       return {LostRank::Kind::unreachable, rank};
+    case RemoteProcess::State::ended:
+      return {LostRank::Kind::ended, rank};
     case RemoteProcess::State::died:
       return {LostRank::Kind::died, rank};
     default:  // if the process has departed, the notice of this group is still to come

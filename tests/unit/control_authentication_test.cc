@@ -124,6 +124,26 @@ TEST(ControlAuthentication, AReplayedResponseIsRefused) {
   EXPECT_TRUE(b.receives("good"));
 }
 
+/// Warnings are written once per process, so the test needs a new one.
+TEST(ControlAuthenticationDeathTest, AnInvalidFrameOfAPeerIsLogged) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        Node b("b");
+        const RawConnection connection(b);
+        connection.send(response_to(connection.challenge(), b) +
+                        control::encode(notice_of("good")));
+        const bool received = b.receives("good");
+        connection.send("not a frame of the protocol");
+        const bool dropped = connection.is_dropped();
+        b.control.close();  // waits for the callback that logs
+        ::_exit(received && dropped ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0),
+      "closed the control connection to 127.0.0.1:[0-9]+ .host , pid 0.: the peer uses another "
+      "protocol");
+}
+
 TEST(ControlAuthentication, FramesMayArriveByteByByte) {
   Node b("b");
   const RawConnection connection(b);

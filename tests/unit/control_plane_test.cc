@@ -1,6 +1,8 @@
 // Control connections: notices, heartbeats, the state of peers, close(). Each ControlPlane has its
 // own monitor thread, as processes of different hosts have.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <filesystem>
@@ -126,7 +128,8 @@ TEST(ControlPlane, NothingIsSentToAPeerThatHasDeparted) {
   EXPECT_EQ(a_at_b->state(), State::departed);  // a refused connection would mean died
 }
 
-TEST(ControlPlane, ARefusedConnectionMeansDied) {
+/// Whether it left cleanly before is not known.
+TEST(ControlPlane, ARefusedConnectionMeansEnded) {
   Node a("a");
   RemoteProcess::Identity dead{
       .id = random_bytes32(), .host = "b", .pid = 1, .address = "127.0.0.1"};
@@ -136,7 +139,7 @@ TEST(ControlPlane, ARefusedConnectionMeansDied) {
   }
   const auto peer = a.control.add_peer(dead, kSecret);
   a.connect(peer);
-  EXPECT_TRUE(becomes(peer, State::died, 2s));
+  EXPECT_TRUE(becomes(peer, State::ended, 2s));
 }
 
 TEST(ControlPlane, AConnectTimeoutMeansUnreachable) {
@@ -157,6 +160,37 @@ TEST(ControlPlane, AConnectTimeoutMeansUnreachable) {
   EXPECT_TRUE(becomes(peer, State::unreachable, 5s));
 }
 
+/// The socket of a connection that `node` has accepted, or -1.
+int accepted_socket(const Node& node) {
+  for (int fd = 3; fd < 1000; ++fd)
+    if (SocketAddress::of_local_end(fd).port() == node.control.port() &&
+        SocketAddress::of_remote_end(fd).port() != 0)
+      return fd;
+  return -1;
+}
+
+/// Both sides have connected, and one of the two connections breaks: a notice on it may be lost, so
+/// that the other must not go on as if nothing had happened.
+TEST(ControlPlane, APeerIsLostIfOneOfTwoConnectionsBreaks) {
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    Node a("a");
+    Node b("b");
+    const auto b_at_a = a.add(b);
+    const auto a_at_b = b.add(a);
+    std::thread other([&] { b.connect(a_at_b); });
+    a.connect(b_at_a);
+    other.join();
+    ASSERT_TRUE(a.receives("connect") && b.receives("connect"));
+    if (accepted_socket(a) < 0 || accepted_socket(b) < 0) continue;  // only one side has connected
+    std::this_thread::sleep_for(100ms);                              // both are authenticated
+    ASSERT_EQ(::shutdown(accepted_socket(a), SHUT_RDWR), 0);
+    EXPECT_TRUE(becomes(b_at_a, State::died));
+    EXPECT_TRUE(becomes(a_at_b, State::died));
+    return;
+  }
+  FAIL() << "both sides never connected at the same time";
+}
+
 TEST(ControlPlane, LongTextsAreTruncated) {
   Node a("a");
   Node b("b");
@@ -174,6 +208,28 @@ TEST(ControlPlane, PortsOfARange) {
   const Node b("b", "127.0.0.1", ports);
   EXPECT_GT(b.control.port(), ports.first);
   EXPECT_LE(b.control.port(), ports.last);
+}
+
+/// Warnings are written once per process, so the test needs a new one.
+TEST(ControlPlaneDeathTest, AShortageOfDescriptorsIsLogged) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        Node a("a");
+        Node b("b");
+        const Fd last(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        rlimit limits{};
+        ::getrlimit(RLIMIT_NOFILE, &limits);
+        limits.rlim_cur = static_cast<rlim_t>(last.get()) + 1;
+        const bool limited = ::setrlimit(RLIMIT_NOFILE, &limits) == 0;
+        a.connect(a.add(b));
+        std::this_thread::sleep_for(1500ms);  // the third attempt
+        a.control.close();
+        ::_exit(limited && b.texts().empty() ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0),
+      "no control connection to host b, pid [0-9]+ yet: Too many open files: the limit of this "
+      "process is ");
 }
 
 TEST(ControlPlane, BadAddressesAreRefused) {

@@ -142,7 +142,7 @@ std::shared_ptr<LocalProcess> ContextImpl::add_local_process(const LocalPeer& lo
   Fd process = local_peer.process.duplicate();
   if (local_peer.process && !process) throw_system_error("dup(pidfd)");
   auto peer = std::make_shared<LocalProcess>(std::move(memory), info.host, info.pid);
-  monitor_->watch_process(peer, local_peer.process.duplicate());
+  monitor_->watch_process(peer, std::move(process));
   const std::lock_guard lock(mutex_);
   peers_[info.memory_id] = peer;
   return peer;
@@ -263,7 +263,8 @@ void ContextImpl::on_group_built(const Membership& membership, const CpuSharing&
   }
   // Without the lock, for which the monitor thread waits: writing to stderr may block.
   report_environment(settings_, placement, membership,
-                     membership.over_several_hosts() ? network_->endpoint().provider() : "");
+                     membership.over_several_hosts() ? network_->endpoint().provider() : "",
+                     /*notices_deaths=*/pidfd_ || has_robust_mutexes());
   if (is_logged(LogLevel::debug))
     log(LogLevel::debug, {.rank = rank, .group = membership.name()},
         formatted("host {}, pid {}; {} workers on CPUs {}{}", host_name(), ::getpid(), plan.count,

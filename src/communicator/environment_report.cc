@@ -50,7 +50,7 @@ bool is_preferred(const Settings& settings, std::string_view provider) {
 }
 
 std::vector<std::string> findings(const Settings& settings, const LocalPlacement& placement,
-                                  const std::string& provider) {
+                                  const std::string& provider, bool notices_deaths) {
   std::vector<std::string> found;
   const EnvironmentNotes notes = notes_of_environment();
   if (!notes.ignored.empty())
@@ -72,6 +72,10 @@ std::vector<std::string> findings(const Settings& settings, const LocalPlacement
       !is_preferred(settings, provider))
     found.push_back(formatted("FI_PROVIDER={}: not usable here; {} is used",
                               joined_names(settings.preferred_providers), provider));
+  if (!notices_deaths && placement.ranks > 1)
+    found.push_back(
+        "this system has neither robust mutexes (set_robust_list) nor pidfds (pidfd_open): the "
+        "death of a rank is noticed by the others of its host only when their calls time out");
   return found;
 }
 
@@ -84,14 +88,15 @@ bool reports_for_job(int rank_in_first_group) {
 }  // namespace
 
 void report_environment(const Settings& settings, const LocalPlacement& placement,
-                        const Membership& first_group, const std::string& provider) {
+                        const Membership& first_group, const std::string& provider,
+                        bool notices_deaths) {
   // Once per process, which may have several contexts. Relaxed: orders nothing.
   static std::atomic<bool> reported{false};
   const bool is_reporter =
       reports_for_job(first_group.rank()) && !reported.exchange(true, std::memory_order_relaxed);
   const LogLevel level = is_reporter ? LogLevel::warn : LogLevel::debug;
   if (!is_logged(level)) return;
-  for (const std::string& text : findings(settings, placement, provider))
+  for (const std::string& text : findings(settings, placement, provider, notices_deaths))
     log(level, {.rank = first_group.rank(), .group = first_group.name()}, text);
 }
 

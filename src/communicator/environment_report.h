@@ -14,7 +14,9 @@ namespace tccl {
 /// Warnings are written once per job: by rank 0 of its first group, unless the launcher gave that
 /// process another rank (the first group need not be the whole job). The other processes write what
 /// they find at the level `debug`. `provider` is libfabric's, empty if the group is on one host.
+/// `notices_deaths`: whether this system has a means to notice the death of a process of this host.
 void report_environment(const Settings& settings, const LocalPlacement& placement,
-                        const Membership& first_group, const std::string& provider);
+                        const Membership& first_group, const std::string& provider,
+                        bool notices_deaths);
 
 }  // namespace tccl

@@ -1,7 +1,10 @@
 #include "health/monitor.h"
 
+#include <linux/futex.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/start_thread.h"
@@ -29,6 +32,12 @@ void add_to_epoll(const Fd& epoll, int fd, std::uint32_t events, std::uint64_t i
 }
 
 }  // namespace
+
+bool has_robust_mutexes() noexcept {
+  robust_list_head* head = nullptr;
+  std::size_t bytes = 0;
+  return ::syscall(SYS_get_robust_list, 0, &head, &bytes) == 0 && head != nullptr;
+}
 
 Monitor::Monitor(ProcessPage& page, std::function<void()> on_heartbeat)
     : page_(page),

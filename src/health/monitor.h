@@ -22,6 +22,9 @@
 
 namespace tccl {
 
+/// Whether this kernel marks the robust mutexes of a thread that dies (set_robust_list).
+bool has_robust_mutexes() noexcept;
+
 class Monitor {
  public:
   /// `on_heartbeat` runs on the monitor thread with every heartbeat and when a watched process

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "base/clock.h"
 #include "interrupt.h"
 #include "tccl/error.h"
 
@@ -38,10 +39,17 @@ void C10dStore::remove(const std::string& key) {
   with_store_errors([&] { store_->deleteKey(key); });
 }
 
+// A key may be removed after wait_for() has seen it: TCPStore then returns an empty value, which no
+// rank stores.
 std::string C10dStore::get(const std::string& key, std::chrono::milliseconds timeout) {
-  wait_for(key, timeout);
-  const std::vector<uint8_t> value = with_store_errors([&] { return store_->get(key); });
-  return {value.begin(), value.end()};
+  for (const auto deadline = tccl::deadline_after(timeout);;) {
+    wait_for(key, tccl::time_left(deadline));
+    const std::vector<uint8_t> value = with_store_errors([&] { return store_->get(key); });
+    if (!value.empty()) return {value.begin(), value.end()};
+    if (tccl::Clock::now() >= deadline)
+      throw tccl::Error(tccl::Errc::timeout, "the key '" + key + "' was removed from the store");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 // A PrefixStore wraps the store that holds the keys. Only a TCPStore has a host.
@@ -61,8 +69,8 @@ void C10dStore::wait_for(const std::string& key, std::chrono::milliseconds timeo
   while (!with_store_errors([&] { return store_->check({key}); })) {
     const auto waited = steady_clock::now() - start;
     if (waited >= timeout) {
-      throw tccl::Error(tccl::Errc::timeout, "no rank stored the key '" + key + "' within " +
-                                                 std::to_string(timeout.count()) + " ms");
+      throw tccl::Error(tccl::Errc::timeout, "timed out after " + tccl::text_of(timeout) +
+                                                 ": no rank has stored the key '" + key + "'");
     }
     // Shorter waits are parts of longer ones, between which the library checks for interrupts: it
     // tells the other ranks that this one was interrupted.

@@ -27,6 +27,7 @@ namespace {
 /// of RankZero.
 constexpr const char* kSecretKey = "secret";
 constexpr std::size_t kRandomDigits = 2 * sizeof(Bytes32);
+constexpr std::size_t kCheckDigits = 2 * sizeof(Bytes32);
 
 std::string read_secret_file(const std::string& path) {
   if (path.empty()) return {};
@@ -133,8 +134,15 @@ class SecretReader {
  private:
   [[nodiscard]] std::string checked_secret(const std::string& published) const {
     const std::string line = published.substr(0, published.find('\n'));
+    if (line.size() != kRandomDigits + kCheckDigits)
+      throw init_error(
+          options_.group, Errc::system,
+          formatted("the store has {} bytes under the key \"{}\" that are no secret of "
+                    "this library: another program or another version uses it",
+                    published.size(), kSecretKey),
+          {options_.rank});
     std::string secret = combined(file_content_, line.substr(0, kRandomDigits));
-    if (line.substr(std::min(line.size(), kRandomDigits)) == check_of(secret)) return secret;
+    if (line.substr(kRandomDigits) == check_of(secret)) return secret;
     throw init_error(options_.group, Errc::invalid_argument,
                      formatted("rank {} (host {}) and rank 0 have different secrets: "
                                "CCL_SECRET_FILE must name a file with the same content on all "

@@ -76,7 +76,11 @@ CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
 // callbacks may need the GIL.
 CpuBackend::~CpuBackend() {
   const ScopedGilRelease without_gil;
-  communicator_->close();
+  try {
+    close();
+  } catch (...) {
+    report_unraisable("the release of a process group");
+  }
 }
 
 // ---- how a request is run
@@ -210,8 +214,11 @@ c10d::ErrorType CpuBackend::getError() {
   }
 }
 
-// close() waits for started operations, too, but an interrupt could not end that wait.
-void CpuBackend::shutdown() {
+void CpuBackend::shutdown() { close(); }
+
+// The communicator's close() waits for started operations, too, but an interrupt could not end that
+// wait.
+void CpuBackend::close() {
   try {
     while (!communicator_->wait_until_idle(kInterruptInterval)) check_interrupt();
   } catch (...) {

@@ -156,6 +156,7 @@ class CpuBackend : public BackendBase {
     return run_request(std::move(request), options.timeout, options.asyncOp);
   }
   WorkPtr run_point_to_point(CollectiveRequest request);
+  void close();
   WorkPtr start_recv(const Method& method, Tensors& tensors, int source, int tag);
   void prepare_staging(CollectiveRequest& request, std::chrono::milliseconds timeout) const;
 

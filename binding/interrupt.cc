@@ -77,4 +77,15 @@ void throw_kept_interrupt() {
   if (exception) std::rethrow_exception(exception);
 }
 
+void report_unraisable(const char* where) noexcept {
+  try {
+    throw;
+  } catch (pybind11::error_already_set& error) {
+    const pybind11::gil_scoped_acquire gil;
+    error.discard_as_unraisable(where);
+  } catch (...) {
+    // Not of Python.
+  }
+}
+
 }  // namespace torch_ccl

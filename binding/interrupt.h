@@ -24,5 +24,8 @@ std::exception_ptr storable_error(std::exception_ptr error) noexcept;
 /// Throws the exception of Python that storable_error() has kept, if there is one and this is the
 /// main thread.
 void throw_kept_interrupt();
+/// In a handler, where no exception can be thrown: reports the current one if it is of Python, as Python
+/// reports those of a destructor.
+void report_unraisable(const char* where) noexcept;
 
 }  // namespace torch_ccl

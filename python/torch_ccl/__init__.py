@@ -132,6 +132,7 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     _override_backends()
     # Before the interpreter shuts down: it joins threads that may be running Python callbacks.
     atexit.register(environment.close_at_exit)
+    environment.remember_exit_status()
 else:
 
     def __getattr__(name: str) -> object:

@@ -1,10 +1,11 @@
 """For scripts: rank and size of this process, a default group, and the settings in force."""
 
 import atexit
+import functools
 import os
 import sys
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -41,15 +42,41 @@ def init(backend: str = "ccl", **options: Any) -> launchers.DistEnv:
     return get_dist_env()
 
 
-def _ends_by_an_exception() -> bool:
-    """Peers may never join the operations in progress then."""
-    return getattr(sys, "last_value", None) is not None
+#: The argument of the last sys.exit(), and how many operations had been started before it.
+_last_exit: tuple[str | int | None, int] = (None, 0)
+
+
+def remember_exit_status() -> None:
+    """Wrap sys.exit: nothing else tells functions of atexit with which status a script ends."""
+    original = sys.exit
+
+    @functools.wraps(original)
+    def exit_with_status(status: str | int | None = None, /) -> NoReturn:
+        global _last_exit
+        _last_exit = (status, _operation_count())
+        original(status)
+
+    sys.exit = exit_with_status
+
+
+def _operation_count() -> int:
+    from torch_ccl import _C
+
+    return _C.operation_count()
+
+
+def _ends_by_a_failure() -> bool:
+    """An exception, or sys.exit() with a status other than 0. Peers may never join the operations
+    in progress then. A script that catches SystemExit and goes on has not ended."""
+    status, operations = _last_exit
+    has_exited = operations == _operation_count()
+    return getattr(sys, "last_value", None) is not None or bool(has_exited and status)
 
 
 def _destroy_at_exit() -> None:
-    """Complete operations in progress. After an exception the backend reports the failure to the
-    peers instead, when the process ends."""
-    if dist.is_initialized() and not _ends_by_an_exception():
+    """Complete operations in progress. After a failure the backend reports it to the peers instead,
+    when the process ends."""
+    if dist.is_initialized() and not _ends_by_a_failure():
         dist.destroy_process_group()
 
 
@@ -58,7 +85,7 @@ def close_at_exit() -> None:
     join them soon; else the peers get an error."""
     from torch_ccl import _C
 
-    _C._close(timedelta(0) if _ends_by_an_exception() else _EXIT_WAIT)
+    _C._close(timedelta(0) if _ends_by_a_failure() else _EXIT_WAIT)
 
 
 def settings() -> dict[str, str]:

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks, run_script, started_ranks
+from support.ranks import run_forked_scripts, run_ranks, run_script, started_ranks
 
 MEGABYTES_64 = 16 << 20  # elements of float32
 
@@ -459,3 +459,52 @@ def exits() -> dict[str, tuple[list[int], list[str]]]:
 def test_exit_without_destroy(name):
     codes, errors = exits()[name]
     assert codes == [0, 0] and errors == ["", ""], f"{codes}\n{errors[0]}\n{errors[1]}"
+
+
+# Rank 0 ends with an operation in progress; the lock shows when its process has ended.
+EXIT_WITH_STATUS = """
+import fcntl, os, sys, time
+import torch, torch.distributed as dist, torch_ccl
+rank, directory, ending = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("ccl", init_method=f"file://{directory}/store", rank=rank, world_size=2)
+lock = open(f"{directory}/lock", "w")
+if rank == 0:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+dist.barrier()
+if rank == 0:
+    dist.all_reduce(torch.ones(1), async_op=True)
+    exec(ending)
+    os._exit(9)  # not reached
+end = time.monotonic() + 8
+has_ended = False
+while not has_ended and time.monotonic() < end and "(0)" not in ending:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        has_ended = True
+    except BlockingIOError:
+        time.sleep(0.01)
+try:
+    dist.all_reduce(torch.ones(1))
+    print(has_ended, "completed", flush=True)
+except dist.DistBackendError as error:
+    print(has_ended, "left group" in str(error) or "operations in flight" in str(error), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "peer"),
+    [
+        ("sys.exit(0)", 0, "False completed"),
+        ("sys.exit(3)", 3, "True True"),
+        ("sys.exit('failed')", 1, "True True"),
+        ("raise ValueError", 1, "True True"),
+    ],
+)
+def test_exit_with_an_operation_in_progress(ending, code, peer, tmp_path):
+    """A script that ends by a failure does not wait for peers: they may never join."""
+    first, second = run_forked_scripts(
+        EXIT_WITH_STATUS, [(str(rank), str(tmp_path), ending) for rank in range(2)]
+    )
+    assert first[0] == code, first
+    assert second[1].strip() == peer, second

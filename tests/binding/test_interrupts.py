@@ -1,12 +1,16 @@
 """Signals that arrive while a rank waits: handlers that raise, or that call collectives."""
 
+import contextlib
 import signal
+import sys
+import threading
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch_ccl
 from support.ranks import run_ranks
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -139,6 +143,64 @@ def check_wait_with_future(rank: int, size: int) -> None:
 
 def test_wait_with_future():
     run_ranks(2, check_wait_with_future, bound_s=60)
+
+
+def check_wait_while_callbacks_run(rank: int, size: int) -> None:
+    """The operation is complete, but a callback of its Future blocks."""
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    if rank == 1:
+        work.wait()
+        wait_for_the_other_rank()
+        return
+    runs, may_return = threading.Event(), threading.Event()
+
+    def callback(_):
+        runs.set()
+        may_return.wait(30)
+
+    work.get_future().then(callback)
+    assert runs.wait(20)  # on a thread of the library: this one has not waited yet
+    begin = time.monotonic()
+    with contextlib.suppress(dist.DistBackendError):
+        work.wait(timedelta(seconds=0.3))
+    on_alarm(raise_interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        work.wait()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert time.monotonic() - begin < 10
+    may_return.set()
+    work.wait()
+    let_the_other_rank_go_on()
+
+
+def test_wait_while_callbacks_run():
+    run_ranks(2, check_wait_while_callbacks_run, bound_s=60)
+
+
+def check_interrupted_release(rank: int, size: int) -> None:
+    """Releasing a group waits for its operations. What interrupts that wait ends it, is reported as
+    Python reports exceptions of a destructor, and is not raised by a later call."""
+    store = dist.PrefixStore("released", _get_default_store())
+    group = torch_ccl.ProcessGroupCCL(store, rank, size)
+    if rank == 1:
+        wait_for_the_other_rank()
+    else:
+        unraisable = []
+        sys.unraisablehook = lambda hook: unraisable.append(hook.exc_type)
+        start_allreduce = torch_ccl.ProcessGroupCCL.allreduce.__wrapped__
+        start_allreduce(group, [torch.ones(1)], dist.AllreduceOptions())
+        on_alarm(raise_interrupt)
+        begin = time.monotonic()
+        del group
+        assert time.monotonic() - begin < 10
+        assert unraisable == [KeyboardInterrupt]
+        let_the_other_rank_go_on()
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    dist.barrier()
+
+
+def test_interrupted_release():
+    run_ranks(2, check_interrupted_release, bound_s=60)
 
 
 def check_interrupted_destroy(rank: int, size: int) -> None:

@@ -131,7 +131,9 @@ void Executor::run_marking_failure(const Body& body) {
     board_.fail();
     throw reason;
   } catch (...) {
-    fail_by_current_exception();
+    const bool was_interrupted = interrupted_;
+    const Error reason = fail_by_current_exception();
+    if (was_interrupted) throw InterruptedOperation(reason, std::current_exception());
     throw;
   }
 }
@@ -191,7 +193,7 @@ void Executor::log_operation(const OpRecord& record, Clock::duration duration) c
 }
 
 /// For an exception that is not an Error: an interrupt, or such as std::bad_alloc.
-void Executor::fail_by_current_exception() {
+Error Executor::fail_by_current_exception() {
   Errc code = Errc::aborted;
   std::string what = formatted("was interrupted in {}", board_.operation());
   if (!std::exchange(interrupted_, false)) {
@@ -204,9 +206,10 @@ void Executor::fail_by_current_exception() {
       what = formatted("failed in {}", board_.operation());
     }
   }
-  membership_.fail(
+  Error reason = membership_.fail(
       Error(code, formatted("rank {} {}", membership_.rank(), what), {membership_.rank()}));
   board_.fail();
+  return reason;
 }
 
 void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record,

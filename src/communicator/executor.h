@@ -31,7 +31,8 @@ class Executor {
   /// `context` and the members of `parts` must outlive it.
   Executor(ContextImpl& context, const GroupParts& parts);
 
-  /// Runs the operation to its end, or throws its error after marking the group as failed.
+  /// Runs the operation to its end, or throws its error after marking the group as failed; if an
+  /// interrupt has ended it, InterruptedOperation.
   void run(const Operation& operation, Milliseconds timeout);
   /// If the body throws anything, also an invalid argument of one operation, the group fails.
   void run(const OperationList& list, Milliseconds timeout);
@@ -81,7 +82,7 @@ class Executor {
   [[nodiscard]] std::optional<Error> find_lost_rank();
   void subscribe_to_rail();
   void log_operation(const OpRecord& record, Clock::duration duration) const;
-  void fail_by_current_exception();
+  Error fail_by_current_exception();
 
   ContextImpl& context_;
   shm::LocalGroup& group_;

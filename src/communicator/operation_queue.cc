@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/interrupt.h"
 #include "communicator/progress_thread.h"
 #include "tccl/error.h"
 
@@ -203,8 +204,12 @@ bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
     ~Release() { queue.release_synchronous(); }
   } release{*this};
   if (posted_count_ != 0) complete_posted_before_run();
-  const RunningMark mark(this);
-  executor_.run(entry, timeout);
+  try {
+    const RunningMark mark(this);
+    executor_.run(entry, timeout);
+  } catch (const InterruptedOperation& error) {
+    error.throw_interrupt();
+  }
   return true;
 }
 
@@ -261,16 +266,17 @@ OperationQueue::WorkPtr OperationQueue::pop_posted() {
 bool OperationQueue::complete_posted_until_done(const CollectiveWork& work, Deadline deadline) {
   while (!work.done()) {
     WorkPtr next;
-    std::exception_ptr error;
+    Outcome outcome;
     {
       const FastPath fast_path(*this);
       if (!fast_path.is_taken() || posted_count_ == 0) return false;
       if (deadline != Deadline::max() && deadline < deadline_after(posted_[0]->timeout()))
         return false;
       next = pop_posted();
-      error = run_catching(*next);
+      outcome = run_catching(*next);
     }
-    finish(next, error);
+    finish(next, outcome.error);
+    if (outcome.interrupt) std::rethrow_exception(outcome.interrupt);
   }
   return true;
 }
@@ -279,14 +285,14 @@ bool OperationQueue::complete_posted_until_done(const CollectiveWork& work, Dead
 void OperationQueue::complete_arrived() {
   for (;;) {
     WorkPtr next;
-    std::exception_ptr error;
+    Outcome outcome;
     {
       const FastPath fast_path(*this);
       if (!fast_path.is_taken() || !executor_.posted_has_arrived()) return;
       next = pop_posted();
-      error = run_catching(*next);
+      outcome = run_catching(*next);
     }
-    finish(next, error);
+    finish(next, outcome.error);
   }
 }
 
@@ -294,9 +300,11 @@ void OperationQueue::complete_arrived() {
 void OperationQueue::complete_posted_before_run() {
   while (posted_count_ != 0) {
     const WorkPtr next = pop_posted();
-    next->complete(run_catching(*next), [this](std::function<void()> callbacks) {
+    const Outcome outcome = run_catching(*next);
+    next->complete(outcome.error, [this](std::function<void()> callbacks) {
       thread_pool_.submit(std::move(callbacks));
     });
+    if (outcome.interrupt) std::rethrow_exception(outcome.interrupt);
   }
 }
 
@@ -445,13 +453,15 @@ void OperationQueue::stop_rechecking() {
 
 // --- running ---
 
-std::exception_ptr OperationQueue::run_catching(const CollectiveWork& work) {
+OperationQueue::Outcome OperationQueue::run_catching(const CollectiveWork& work) {
   try {
     const RunningMark mark(this);
     work.run_on(executor_);
-    return nullptr;
+    return {};
+  } catch (const InterruptedOperation& error) {
+    return {std::make_exception_ptr(static_cast<const Error&>(error)), error.interrupt()};
   } catch (...) {
-    return std::current_exception();
+    return {std::current_exception(), nullptr};
   }
 }
 
@@ -464,16 +474,21 @@ void OperationQueue::finish(const WorkPtr& work, const std::exception_ptr& error
   work->complete(error);
 }
 
-/// Runs an entry that try_take_next() returned, and leaves the queue in `rechecking`.
-void OperationQueue::run_entry(const WorkPtr& work) {
-  const std::exception_ptr error = run_catching(*work);
+/// Runs an entry that try_take_next() returned, and leaves the queue in `rechecking`. Returns the
+/// interrupt that ended it, if one did.
+std::exception_ptr OperationQueue::run_entry(const WorkPtr& work) {
+  const auto [error, interrupt] = run_catching(*work);
   release_to(State::rechecking);
-  if (CallbackScope::innermost() != nullptr) return finish(work, error);
+  if (CallbackScope::innermost() != nullptr) {
+    finish(work, error);
+    return interrupt;
+  }
   // Callbacks may take long, or wait for entries of this queue: another thread must run them.
   work->complete(error, [this](const std::function<void()>& callbacks) {
     stop_rechecking();
     callbacks();
   });
+  return interrupt;
 }
 
 bool OperationQueue::withdraw(const Work& work, const Error& reason) {
@@ -503,7 +518,10 @@ void OperationQueue::run_queue_until_done(CollectiveWork& work, Deadline deadlin
   // try_take_next() compares deadlines: a thread cannot stop an operation before it has ended.
   while (!work.done()) {
     if (const WorkPtr next = try_take_next(deadline)) {
-      run_entry(next);
+      if (const std::exception_ptr interrupt = run_entry(next)) {
+        stop_rechecking();
+        std::rethrow_exception(interrupt);
+      }
     } else if (!remove_own_gates_before(work)) {
       break;
     }

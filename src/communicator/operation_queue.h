@@ -164,8 +164,13 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   WorkPtr try_take_next(Deadline latest);
   void release_to(State next);
   void stop_rechecking();
-  std::exception_ptr run_catching(const CollectiveWork& work);
-  void run_entry(const WorkPtr& work);
+  /// `error`: of the operation. `interrupt`: what ended it, for the call in which it came.
+  struct Outcome {
+    std::exception_ptr error;
+    std::exception_ptr interrupt;
+  };
+  Outcome run_catching(const CollectiveWork& work);
+  std::exception_ptr run_entry(const WorkPtr& work);
   void run_on_pool();
   void run_queue_until_done(CollectiveWork& work, Deadline deadline);
   WorkPtr last_work();

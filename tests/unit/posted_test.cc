@@ -253,6 +253,28 @@ TEST(Posted, StartDoesNotWaitForOtherRanks) {
   });
 }
 
+/// The root of a broadcast runs ahead until its slots are used up.
+TEST(Posted, StartDoesNotWaitForAFreeSlot) {
+  std::atomic<bool> started{false};
+  run_threads(kRanks, [&](int rank, const Comm& comm) {
+    for (int i = 0; i < 6; ++i) comm->run(barrier());
+    if (rank != 0) {
+      EXPECT_TRUE(becomes_true([&] { return started.load(); }));
+    }
+    std::vector<Floats> data(6, Floats(3));
+    std::vector<std::shared_ptr<Work>> works;
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      if (rank == 0) data[i] = Floats(3, static_cast<float>(i));
+      works.push_back(comm->start(broadcast(data[i].data(), 3, DType::float32, 0)));
+      if (rank == 0 && i < 2) works.back()->wait();
+    }
+    started = true;
+    for (const auto& work : works) work->wait();
+    for (std::size_t i = 0; i < data.size(); ++i)
+      EXPECT_EQ(data[i], Floats(3, static_cast<float>(i)));
+  });
+}
+
 TEST(Posted, ADifferentOperationOnAnotherRankIsAMismatch) {
   run_threads(kRanks, [](int rank, const Comm& comm) {
     Floats x(rank == 1 ? 5 : 4);

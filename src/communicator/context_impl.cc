@@ -254,6 +254,7 @@ void ContextImpl::on_group_built(const Membership& membership, const CpuSharing&
                                  cpu_quota_};
   WorkerPoolOptions plan = plan_workers(settings_, placement);
   plan.rank = rank;
+  plan.group = membership.name();
   {
     const std::lock_guard lock(mutex_);
     if (cpus_per_rank(cpus_, cpu_quota_, sharing) < 1)

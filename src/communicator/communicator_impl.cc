@@ -1,5 +1,6 @@
 #include "communicator/communicator_impl.h"
 
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -182,11 +183,15 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int color, int key, Option
 }
 
 std::exception_ptr CommunicatorImpl::error() const noexcept {
-  if (context_->forked())
-    return std::make_exception_ptr(Error(Errc::aborted, "this process was forked from a rank"));
-  const std::lock_guard lock(mutex_);
-  if (has_departed_) return final_error_;
-  return group_.failed() ? std::make_exception_ptr(group_.failure()) : nullptr;
+  try {
+    if (context_->forked())
+      return std::make_exception_ptr(Error(Errc::aborted, "this process was forked from a rank"));
+    const std::lock_guard lock(mutex_);
+    if (has_departed_) return final_error_;
+    return group_.failed() ? std::make_exception_ptr(group_.failure()) : nullptr;
+  } catch (const std::bad_alloc&) {
+    return std::current_exception();
+  }
 }
 
 void CommunicatorImpl::check_peers(const std::string& operation) const {

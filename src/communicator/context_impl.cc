@@ -289,7 +289,11 @@ void ContextImpl::add_communicator(const std::shared_ptr<CommunicatorImpl>& comm
 void ContextImpl::defer_free(std::shared_ptr<shm::LocalGroup> group) noexcept {
   if (group->try_free()) return;
   const std::lock_guard lock(mutex_);
-  deferred_frees_.push_back(std::move(group));
+  try {
+    deferred_frees_.push_back(std::move(group));
+  } catch (const std::bad_alloc&) {
+    // Its shared memory stays until the process ends.
+  }
 }
 
 void ContextImpl::run_deferred_frees() noexcept {

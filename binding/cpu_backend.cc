@@ -21,27 +21,28 @@ std::atomic<std::uint64_t> operations_started{0};  // relaxed: a statistic
 // Runs a request on the calling thread. The common case allocates nothing: the request is
 // moved to allocated memory only if it may outlive this call.
 void run_inline(tccl::Communicator& communicator, CollectiveRequest& request,
-                std::chrono::milliseconds timeout) {
+                std::chrono::milliseconds timeout, std::uint32_t* sequence) {
   if (const tccl::Operation* operation = request.single_operation();
-      operation && communicator.try_run(*operation, timeout))
+      operation && communicator.try_run(*operation, {.timeout = timeout, .sequence = sequence}))
     return void(request.try_write_results());
   const auto shared = std::make_shared<const CollectiveRequest>(std::move(request));
   if (const tccl::Operation* operation = shared->single_operation()) {
-    communicator.run(*operation, {.timeout = timeout, .keepalive = shared});
+    communicator.run(*operation, {.timeout = timeout, .keepalive = shared, .sequence = sequence});
   } else {
     communicator.run(CollectiveRequest::operation_list(shared),
-                     {.timeout = timeout, .keepalive = shared});
+                     {.timeout = timeout, .keepalive = shared, .sequence = sequence});
   }
   shared->try_write_results();
 }
 
 std::shared_ptr<tccl::Work> start(tccl::Communicator& communicator,
                                   const std::shared_ptr<const CollectiveRequest>& request,
-                                  std::chrono::milliseconds timeout) {
+                                  std::chrono::milliseconds timeout, std::uint32_t* sequence) {
   if (const tccl::Operation* operation = request->single_operation())
-    return communicator.start(*operation, {.timeout = timeout, .keepalive = request});
+    return communicator.start(*operation,
+                              {.timeout = timeout, .keepalive = request, .sequence = sequence});
   return communicator.start(CollectiveRequest::operation_list(request),
-                            {.timeout = timeout, .keepalive = request});
+                            {.timeout = timeout, .keepalive = request, .sequence = sequence});
 }
 
 /// Empty for the group of all ranks, and for a backend that ours replaces.
@@ -95,21 +96,25 @@ CpuBackend::WorkPtr CpuBackend::run_request(CollectiveRequest request,
     const std::vector<c10::IValue> inputs(request.inputs().begin(), request.inputs().end());
     profiler_row.before(c10::str("pg::", request.method().name), &inputs);
   }
-  auto work = c10::make_intrusive<WorkCCL>(request, communicator_->next_sequence(), communicator_,
-                                           pending_work_);
+  // Overwritten by that of a collective: messages and empty requests have no number of their own.
+  std::uint32_t sequence = communicator_->next_sequence();
+  auto work = c10::make_intrusive<WorkCCL>(request, sequence, communicator_, pending_work_);
   try {
     if (request.is_empty()) {
       work->complete_inline();
     } else if (asynchronous) {
       const auto shared = std::make_shared<const CollectiveRequest>(std::move(request));
-      const auto operation = start(*communicator_, shared, effective_timeout(timeout));
+      const auto operation = start(*communicator_, shared, effective_timeout(timeout), &sequence);
+      work->set_sequence(sequence);
       WorkCCL::attach(work, operation, shared);
     } else {
-      run_inline(*communicator_, request, effective_timeout(timeout));
+      run_inline(*communicator_, request, effective_timeout(timeout), &sequence);
+      work->set_sequence(sequence);
       work->complete_inline();
     }
   } catch (const tccl::Error& error) {
     group_.coalescing.discard();
+    work->set_sequence(sequence);
     if (error.code() != tccl::Errc::invalid_argument)  // else nothing was started
       work->complete(to_torch_error(std::current_exception()));
     throw_kept_interrupt();  // of an earlier operation, which this thread has run first

@@ -48,6 +48,9 @@ class WorkCCL final : public c10d::Work {
           std::shared_ptr<PendingWorkCount> pending_work);
   ~WorkCCL() override;
 
+  /// Before the Work is attached or completed: no other thread has a reference.
+  void set_sequence(uint64_t sequence) noexcept { sequence_ = sequence; }
+
   /// Completes `work` when `operation` is complete and the results of `request` are written; if that
   /// takes no thread, only when somebody waits or asks.
   static void attach(const c10::intrusive_ptr<WorkCCL>& work,
@@ -110,7 +113,7 @@ class WorkCCL final : public c10d::Work {
   const Method& method_;
   const SmallTensors outputs_;
   const int64_t element_count_;  // for the profiler
-  const uint64_t sequence_;
+  uint64_t sequence_;
   const bool is_staged_receive_;  // results may be written long after the operation is complete
   const std::optional<c10::Stream> stream_;  // of the outputs, if they are an accelerator's
   const std::weak_ptr<tccl::Communicator> communicator_;
@@ -124,9 +127,9 @@ class WorkCCL final : public c10d::Work {
   std::shared_ptr<tccl::Work> operation_;  // while running, if attached
   /// While the Work of a posted operation waits to be completed by a waiter.
   std::shared_ptr<const CollectiveRequest> posted_request_;
-  bool is_counted_ = false;                // in pending_work_
-  FuturePtr future_;                       // created by getFuture()
-  FuturePtr result_future_;                // created by getFutureResult()
+  bool is_counted_ = false;           // in pending_work_
+  FuturePtr future_;                  // created by getFuture()
+  FuturePtr result_future_;           // created by getFutureResult()
   c10::intrusive_ptr<WorkCCL> self_;  // keeps a staged receive with a Future alive while running
 };
 

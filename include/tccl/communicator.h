@@ -54,6 +54,9 @@ class TCCL_API Communicator {
     Milliseconds timeout{0};  // 0: the communicator's
     /// Released when the operation completes; must not own the communicator or its context.
     std::shared_ptr<const void> keepalive{};
+    /// Receives the sequence number of the collective, or of the first one of a list, before the
+    /// call returns. Not written for send and recv, which have none.
+    std::uint32_t* sequence = nullptr;
   };
 
   /// Collective over all ranks: the rendezvous through `store`, whose keys belong to this group
@@ -74,8 +77,8 @@ class TCCL_API Communicator {
   virtual void run(const Operation& operation, const CallOptions& options) = 0;
   void run(const Operation& operation) { run(operation, CallOptions()); }
   /// Runs a collective on the calling thread if no other is queued or running. Otherwise, and for
-  /// send and recv, does nothing and returns false. A timeout of 0 is the communicator's.
-  virtual bool try_run(const Operation& operation, Milliseconds timeout) = 0;
+  /// send and recv, does nothing and returns false.
+  virtual bool try_run(const Operation& operation, const CallOptions& options) = 0;
   /// Starts the operation and returns its handle.
   virtual std::shared_ptr<Work> start(const Operation& operation, CallOptions options) = 0;
   std::shared_ptr<Work> start(const Operation& operation) {

@@ -8,6 +8,7 @@
 //   }
 #pragma once
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,19 +32,22 @@ enum class Errc : unsigned char {
 
 TCCL_API std::string_view name_of(Errc code);
 
+/// Copies do not throw: copies share the text and the ranks.
 class TCCL_API Error : public std::runtime_error {
  public:
   Error(Errc code, const std::string& what, std::vector<int> ranks = {})
-      : std::runtime_error(what), code_(code), ranks_(std::move(ranks)) {}
+      : std::runtime_error(what),
+        code_(code),
+        ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
   ~Error() override;
 
   [[nodiscard]] Errc code() const noexcept { return code_; }
   /// The ranks concerned, such as the dead rank or the ranks that mismatch. May be empty.
-  [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
+  [[nodiscard]] const std::vector<int>& ranks() const noexcept { return *ranks_; }
 
  private:
   Errc code_;
-  std::vector<int> ranks_;
+  std::shared_ptr<const std::vector<int>> ranks_;
 };
 
 }  // namespace tccl

@@ -115,9 +115,9 @@ void WorkerPool::start_threads() noexcept {
       name_and_pin(i);
     }
   } catch (const std::exception& error) {
-    log_warning(formatted("only {} of {} worker threads could be started: {}", threads_.size(),
-                          options_.count, error.what()),
-                options_.rank);
+    log(LogLevel::warn, {.rank = options_.rank, .group = options_.group},
+        formatted("only {} of {} worker threads could be started: {}", threads_.size(),
+                  options_.count, error.what()));
   }
   if (threads_.empty()) count_.store(0, std::memory_order_relaxed);
 }

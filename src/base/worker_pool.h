@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -32,7 +33,8 @@ struct WorkerPoolOptions {
   std::vector<int> cpus;
   std::vector<int> unpinned_cpus;  // of workers that are not pinned; empty: those of the creator
   bool start_at_once = false;      // start the threads in the constructor, not at the first use
-  int rank = -1;                   // for log messages
+  int rank = -1;                   // for log messages, as is the next
+  std::string group = "-";         // in which the process has that rank
 };
 
 class WorkerPool {

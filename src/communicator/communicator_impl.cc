@@ -1,5 +1,6 @@
 #include "communicator/communicator_impl.h"
 
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -68,7 +69,7 @@ CommunicatorImpl::CommunicatorImpl(std::shared_ptr<ContextImpl> context, GroupPa
       has_to_describe_(rank_ == 0 && is_logged(LogLevel::info)),
       executor_(std::make_unique<Executor>(*context_, parts_)),
       queue_(std::make_shared<OperationQueue>(context_->thread_pool(), options_.name, *executor_,
-                                              context_->check_interrupt(),
+                                              options_.first_sequence, context_->check_interrupt(),
                                               context_->progress_thread())),
       p2p_(std::make_shared<P2p>(
           parts_.local_group, parts_.membership, make_ofi_p2p(), context_->settings().eager_bytes,
@@ -120,15 +121,15 @@ Milliseconds CommunicatorImpl::effective(Milliseconds timeout) const {
 }
 
 void CommunicatorImpl::run(const Operation& operation, const CallOptions& options) {
-  if (!try_run(operation, options.timeout)) wait_or_withdraw(start(operation, options));
+  if (!try_run(operation, options)) wait_or_withdraw(start(operation, options));
 }
 
-bool CommunicatorImpl::try_run(const Operation& operation, Milliseconds timeout) {
+bool CommunicatorImpl::try_run(const Operation& operation, const CallOptions& options) {
   if (is_point_to_point(operation.op)) return false;
   begin_call();
   validate_call(operation);
   throw_if_failed();
-  return queue_->try_run(operation, effective(timeout));
+  return queue_->try_run(operation, effective(options.timeout), options.sequence);
 }
 
 std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOptions options) {
@@ -136,14 +137,17 @@ std::shared_ptr<Work> CommunicatorImpl::start(const Operation& operation, CallOp
   validate_call(operation);
   throw_if_failed();
   options.timeout = effective(options.timeout);
-  if (is_point_to_point(operation.op)) return p2p_->start(operation, std::move(options));
+  if (is_point_to_point(operation.op)) {
+    options.sequence = nullptr;
+    return p2p_->start(operation, std::move(options));
+  }
   return queue_->start(operation, std::move(options));
 }
 
 void CommunicatorImpl::run(OperationList list, const CallOptions& options) {
   begin_call();
   throw_if_failed();
-  if (!queue_->try_run(list, effective(options.timeout)))
+  if (!queue_->try_run(list, effective(options.timeout), options.sequence))
     wait_or_withdraw(start(std::move(list), options));
 }
 
@@ -182,11 +186,15 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int color, int key, Option
 }
 
 std::exception_ptr CommunicatorImpl::error() const noexcept {
-  if (context_->forked())
-    return std::make_exception_ptr(Error(Errc::aborted, "this process was forked from a rank"));
-  const std::lock_guard lock(mutex_);
-  if (has_departed_) return final_error_;
-  return group_.failed() ? std::make_exception_ptr(group_.failure()) : nullptr;
+  try {
+    if (context_->forked())
+      return std::make_exception_ptr(Error(Errc::aborted, "this process was forked from a rank"));
+    const std::lock_guard lock(mutex_);
+    if (has_departed_) return final_error_;
+    return group_.failed() ? std::make_exception_ptr(group_.failure()) : nullptr;
+  } catch (const std::bad_alloc&) {
+    return std::current_exception();
+  }
 }
 
 void CommunicatorImpl::check_peers(const std::string& operation) const {

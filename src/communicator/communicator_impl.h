@@ -34,13 +34,13 @@ class CommunicatorImpl final : public Communicator {
   using Communicator::run;
   using Communicator::start;
   void run(const Operation& operation, const CallOptions& options) override;
-  bool try_run(const Operation& operation, Milliseconds timeout) override;
+  bool try_run(const Operation& operation, const CallOptions& options) override;
   std::shared_ptr<Work> start(const Operation& operation, CallOptions options) override;
   void run(OperationList list, const CallOptions& options) override;
   std::shared_ptr<Work> start(OperationList list, CallOptions options) override;
   std::shared_ptr<Communicator> split(int color, int key, Options options) override;
   [[nodiscard]] std::uint32_t next_sequence() const noexcept override {
-    return options_.first_sequence + queue_->issued();
+    return queue_->next_sequence();
   }
   [[nodiscard]] std::exception_ptr error() const noexcept override;
   void check_peers(const std::string& operation) const override;

@@ -254,6 +254,7 @@ void ContextImpl::on_group_built(const Membership& membership, const CpuSharing&
                                  cpu_quota_};
   WorkerPoolOptions plan = plan_workers(settings_, placement);
   plan.rank = rank;
+  plan.group = membership.name();
   {
     const std::lock_guard lock(mutex_);
     if (cpus_per_rank(cpus_, cpu_quota_, sharing) < 1)
@@ -288,7 +289,11 @@ void ContextImpl::add_communicator(const std::shared_ptr<CommunicatorImpl>& comm
 void ContextImpl::defer_free(std::shared_ptr<shm::LocalGroup> group) noexcept {
   if (group->try_free()) return;
   const std::lock_guard lock(mutex_);
-  deferred_frees_.push_back(std::move(group));
+  try {
+    deferred_frees_.push_back(std::move(group));
+  } catch (const std::bad_alloc&) {
+    // Its shared memory stays until the process ends.
+  }
 }
 
 void ContextImpl::run_deferred_frees() noexcept {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "algorithms/partition.h"
@@ -35,6 +36,10 @@ Executor::Executor(ContextImpl& context, const GroupParts& parts)
       log_(group_.mine().log),
       sequence_(group_.identity().first_sequence - 1),
       digest_(group_.group_uid()),
+      out_of_memory_(Errc::system,
+                     formatted("rank {} ran out of memory in a collective of group {}",
+                               membership_.rank(), membership_.name()),
+                     {membership_.rank()}),
       board_(group_, context.heap(), algorithm_name,
              marking_interrupts(context.check_interrupt(), interrupted_), context.backoff()) {
   if (membership_.over_several_hosts()) make_channel(parts);
@@ -132,8 +137,8 @@ void Executor::run_marking_failure(const Body& body) {
     throw reason;
   } catch (...) {
     const bool was_interrupted = interrupted_;
-    const Error reason = fail_by_current_exception();
-    if (was_interrupted) throw InterruptedOperation(reason, std::current_exception());
+    fail_by_current_exception();
+    if (was_interrupted) throw InterruptedOperation(group_.failure(), std::current_exception());
     throw;
   }
 }
@@ -193,23 +198,30 @@ void Executor::log_operation(const OpRecord& record, Clock::duration duration) c
 }
 
 /// For an exception that is not an Error: an interrupt, or such as std::bad_alloc.
-Error Executor::fail_by_current_exception() {
-  Errc code = Errc::aborted;
-  std::string what = formatted("was interrupted in {}", board_.operation());
-  if (!std::exchange(interrupted_, false)) {
-    code = Errc::system;
-    try {
-      throw;
-    } catch (const std::exception& error) {
-      what = formatted("failed in {}: {}", board_.operation(), error.what());
-    } catch (...) {
-      what = formatted("failed in {}", board_.operation());
-    }
+void Executor::fail_by_current_exception() noexcept {
+  try {
+    membership_.fail(error_of_current_exception());
+  } catch (const std::bad_alloc&) {
+    membership_.fail(out_of_memory_);
   }
-  Error reason = membership_.fail(
-      Error(code, formatted("rank {} {}", membership_.rank(), what), {membership_.rank()}));
   board_.fail();
-  return reason;
+}
+
+Error Executor::error_of_current_exception() {
+  const int rank = membership_.rank();
+  if (std::exchange(interrupted_, false))
+    return {Errc::aborted,
+            formatted("rank {} was interrupted in {}", rank, board_.operation()),
+            {rank}};
+  std::string reason;
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    reason = formatted(": {}", error.what());
+  } catch (...) {
+  }
+  return {
+      Errc::system, formatted("rank {} failed in {}{}", rank, board_.operation(), reason), {rank}};
 }
 
 void Executor::run_over_hosts(const Algorithm& algorithm, const OpRecord& record,

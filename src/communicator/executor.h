@@ -82,15 +82,17 @@ class Executor {
   [[nodiscard]] std::optional<Error> find_lost_rank();
   void subscribe_to_rail();
   void log_operation(const OpRecord& record, Clock::duration duration) const;
-  Error fail_by_current_exception();
+  void fail_by_current_exception() noexcept;
+  [[nodiscard]] Error error_of_current_exception();
 
   ContextImpl& context_;
   shm::LocalGroup& group_;
   Membership& membership_;
-  OperationLog& log_;         // in this rank's region
-  std::uint32_t sequence_;    // of the last operation
-  std::uint64_t digest_;      // after the last operation; begins with the group_uid
-  bool interrupted_ = false;  // an interrupt ends the current operation
+  OperationLog& log_;          // in this rank's region
+  std::uint32_t sequence_;     // of the last operation
+  std::uint64_t digest_;       // after the last operation; begins with the group_uid
+  bool interrupted_ = false;   // an interrupt ends the current operation
+  const Error out_of_memory_;  // made before memory is exhausted
   shm::ShmBoard board_;
   std::unique_ptr<ofi::OfiChannel> channel_;  // only for a group over several hosts
   bool subscribed_to_rail_ = false;

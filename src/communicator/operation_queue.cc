@@ -193,12 +193,12 @@ class OperationQueue::FastPath {
 };
 
 template <class Entry>
-bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
+bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout, std::uint32_t* sequence) {
   if (!try_take_fast_path()) {
     require_other_thread(name_of(entry));
     if (!try_take_if_empty()) return false;
   }
-  issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
+  take_sequence(operations_in(entry), sequence);
   struct Release {
     OperationQueue& queue;
     ~Release() { queue.release_synchronous(); }
@@ -216,21 +216,22 @@ bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout) {
 template <class Entry>
 std::shared_ptr<CollectiveWork> OperationQueue::start(const Entry& entry,
                                                       Communicator::CallOptions options) {
+  std::uint32_t* const sequence = std::exchange(options.sequence, nullptr);
   auto work = std::allocate_shared<CollectiveWork>(CachingAllocator<CollectiveWork>(work_cache_),
                                                    shared_from_this(), entry, std::move(options));
-  if (try_post(work)) return work;
+  if (try_post(work, sequence)) return work;
   const Lock lock(*this);
   require_open();
   entries_.insert(insert_position(), work);
-  issued_.fetch_add(operations_in(entry), std::memory_order_relaxed);
+  take_sequence(operations_in(entry), sequence);
   // Also if the caller will wait at once: it may not, and the peers need this rank. A running or
   // rechecking thread looks at the queue when it is done.
   if (state() == State::ready && next_can_start()) submit_pool_task();
   return work;
 }
 
-template bool OperationQueue::try_run(const Operation&, Milliseconds);
-template bool OperationQueue::try_run(const OperationList&, Milliseconds);
+template bool OperationQueue::try_run(const Operation&, Milliseconds, std::uint32_t*);
+template bool OperationQueue::try_run(const OperationList&, Milliseconds, std::uint32_t*);
 template std::shared_ptr<CollectiveWork> OperationQueue::start(const Operation&,
                                                                Communicator::CallOptions);
 template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationList&,
@@ -238,7 +239,7 @@ template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationLi
 
 // --- posted operations ---
 
-bool OperationQueue::try_post(const WorkPtr& work) {
+bool OperationQueue::try_post(const WorkPtr& work, std::uint32_t* sequence) {
   if (work->list_) return false;
   {
     const FastPath fast_path(*this);
@@ -247,7 +248,7 @@ bool OperationQueue::try_post(const WorkPtr& work) {
     work->is_posted_ = true;
     posted_[posted_count_++] = work;
     posted_total_.fetch_add(1, std::memory_order_relaxed);
-    issued_.fetch_add(1, std::memory_order_relaxed);
+    take_sequence(1, sequence);
   }
   complete_arrived();
   if (!work->done()) progress_thread_.notify();
@@ -329,9 +330,8 @@ void OperationQueue::complete_unawaited() {
 }
 
 bool OperationQueue::needs_pool() const {
-  return next_can_start() ||
-         std::any_of(posted_.begin(), posted_.begin() + posted_count_,
-                     [](const WorkPtr& work) { return work->is_for_pool_; });
+  return next_can_start() || std::any_of(posted_.begin(), posted_.begin() + posted_count_,
+                                         [](const WorkPtr& work) { return work->is_for_pool_; });
 }
 
 // --- gates ---
@@ -381,7 +381,8 @@ bool OperationQueue::is_blocked_by_callback(const CollectiveWork& work) {
 // --- states ---
 
 bool OperationQueue::has_work() const {
-  return posted_count_ != 0 || std::ranges::any_of(entries_, [](const WorkPtr& work) { return work != nullptr; });
+  return posted_count_ != 0 ||
+         std::ranges::any_of(entries_, [](const WorkPtr& work) { return work != nullptr; });
 }
 
 bool OperationQueue::is_idle() {

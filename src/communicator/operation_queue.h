@@ -98,25 +98,28 @@ class CollectiveWork final : public WorkState {
   std::vector<Block> out_blocks_;
   Operation operation_;
   std::optional<OperationList> list_;
-  bool is_posted_ = false;     // written before another thread has the work
-  bool is_for_pool_ = false;  // posted, and a pool thread completes it; guarded by the queue's mutex
+  bool is_posted_ = false;  // written before another thread has the work
+  /// Posted, and a pool thread completes it. Guarded by the queue's mutex.
+  bool is_for_pool_ = false;
 };
 
 class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
  public:
   /// `executor` and `thread_pool` must live until close() has returned.
   OperationQueue(ThreadPool& thread_pool, std::string group, Executor& executor,
-                 std::function<void()> check_interrupt, ProgressThread& progress_thread)
+                 std::uint32_t first_sequence, std::function<void()> check_interrupt,
+                 ProgressThread& progress_thread)
       : thread_pool_(thread_pool),
         group_(std::move(group)),
         executor_(executor),
         check_interrupt_(std::move(check_interrupt)),
-        progress_thread_(progress_thread) {}
+        progress_thread_(progress_thread),
+        next_sequence_(first_sequence) {}
 
   /// Runs the entry on this thread if nothing else is queued or running; else returns false.
-  /// `Entry` is Operation or OperationList.
+  /// `Entry` is Operation or OperationList. `sequence` may be null: see CallOptions.
   template <class Entry>
-  bool try_run(const Entry& entry, Milliseconds timeout);
+  bool try_run(const Entry& entry, Milliseconds timeout, std::uint32_t* sequence);
   template <class Entry>
   std::shared_ptr<CollectiveWork> start(const Entry& entry, Communicator::CallOptions options);
   /// Removes the work from the queue and fails it, unless it has started.
@@ -134,9 +137,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   /// Called by the progress thread about once a millisecond while has_posted(). A pool thread
   /// completes operations that were posted before the previous call.
   void complete_unawaited();
-  /// Number of collectives issued so far.
-  [[nodiscard]] std::uint32_t issued() const noexcept {
-    return issued_.load(std::memory_order_relaxed);
+  /// Of the next collective that is issued.
+  [[nodiscard]] std::uint32_t next_sequence() const noexcept {
+    return next_sequence_.load(std::memory_order_relaxed);
   }
 
  private:
@@ -147,6 +150,11 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   class CallbackScope;
   friend class CollectiveWork;
 
+  /// Two threads never get the same numbers. A gate may make an entry run earlier than its number.
+  void take_sequence(std::uint32_t operations, std::uint32_t* sequence) {
+    const auto first = next_sequence_.fetch_add(operations, std::memory_order_relaxed);
+    if (sequence) *sequence = first;
+  }
   /// Throws if the calling thread runs an operation of this queue: another one could never start.
   void require_other_thread(std::string_view call) const;
 
@@ -154,7 +162,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   bool try_take_fast_path();
   void release_synchronous();
   class FastPath;
-  bool try_post(const WorkPtr& work);
+  bool try_post(const WorkPtr& work, std::uint32_t* sequence);
   bool complete_posted_until_done(const CollectiveWork& work, Deadline deadline);
   void complete_arrived();
   void complete_posted_before_run();
@@ -196,7 +204,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   Executor& executor_;
   std::function<void()> check_interrupt_;
   ProgressThread& progress_thread_;
-  std::atomic<std::uint32_t> issued_{0};           // relaxed: a counter
+  std::atomic<std::uint32_t> next_sequence_;       // relaxed: a counter
   std::atomic<std::uint32_t> posted_total_{0};     // relaxed: a counter
   std::atomic<std::uint32_t> completed_total_{0};  // of the posted ones; relaxed: a counter
   // Used by complete_unawaited() alone.

@@ -80,7 +80,8 @@ std::uint64_t next_digest(std::uint64_t previous, const OpRecord& record) {
 
 bool is_valid(const OpRecord& record) {
   return static_cast<int>(record.op) < kOpCount && static_cast<int>(record.dtype) < kDTypeCount &&
-         static_cast<int>(record.reduction) < kReduceOpCount;
+         static_cast<int>(record.reduction) < kReduceOpCount &&
+         record.wire_format <= WireFormat::int8;
 }
 
 std::string describe(const OpRecord& record, std::string_view algorithm_name) {

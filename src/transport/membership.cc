@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <set>
 #include <sstream>
 
@@ -196,9 +197,13 @@ Error Membership::fail(const Error& reason) noexcept {
 void Membership::propagate_failure() noexcept {
   const std::lock_guard lock(mutex_);
   if (has_departed_ || failure_is_sent_ || !local_->failed()) return;
-  failure_is_sent_ = true;
-  for (const auto& other : remotes_)
-    if (other->subscribed.load(std::memory_order_relaxed)) send_failed(*other);
+  try {
+    for (const auto& other : remotes_)
+      if (other->subscribed.load(std::memory_order_relaxed)) send_failed(*other);
+    failure_is_sent_ = true;
+  } catch (const std::bad_alloc&) {
+    // The monitor thread calls this again. The notice may arrive twice.
+  }
 }
 
 void Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
@@ -206,7 +211,7 @@ void Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text
                         {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
 }
 
-void Membership::send_failed(RemoteState& to) const noexcept {
+void Membership::send_failed(RemoteState& to) const {
   send_notice(to, GroupNotice::failed, encoded(local_->failure(), local_->failure_reporter()));
 }
 

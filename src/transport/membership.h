@@ -130,7 +130,7 @@ class Membership {
   void subscribe_first(int rank);
   [[nodiscard]] int local_rank(int rank) const { return host_map_.local_rank(rank); }
   void send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
-  void send_failed(RemoteState& to) const noexcept;
+  void send_failed(RemoteState& to) const;
   void send_departure(RemoteState& to) const noexcept;
   void handle_subscribe(RemoteState& other) noexcept;
   void handle_failed(const std::string& text) noexcept;

@@ -276,6 +276,31 @@ def test_completion_hook():
     run_ranks(2, check_hook)
 
 
+def check_numbers_of_threads(rank: int, size: int) -> None:
+    seen = []
+    group = dist.group.WORLD
+    group._register_on_completion_hook(seen.append)
+
+    def issue() -> None:
+        for i in range(200):
+            work = dist.barrier(async_op=True)
+            if i % 20 == 0:
+                work.wait()
+
+    threads = [threading.Thread(target=issue) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    group._wait_for_pending_works()
+    numbers = sorted(info.seq for info in seen)
+    assert numbers == list(range(numbers[0], numbers[0] + 800))
+
+
+def test_threads_get_different_sequence_numbers():
+    run_ranks(2, check_numbers_of_threads)
+
+
 def check_duration(rank: int, size: int) -> None:
     dist.group.WORLD._enable_collectives_timing()
     if rank == 1:

@@ -4,6 +4,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <fstream>
+#include <sstream>
+
 #include "base/fd.h"
 #include "free_port.h"
 #include "harness.h"
@@ -106,6 +109,27 @@ TEST_F(LimitsProcess, StartedOperationsCompleteAlthoughNoThreadCanBeStarted) {
 
 TEST_F(LimitsProcess, NoThreads) {
   start_with_limit([] { limit(RLIMIT_NPROC, 1); }, {"cannot start ", "RLIMIT_NPROC", "pids.max"});
+}
+
+TEST_F(LimitsProcess, NoThreadsForWorkersIsAWarningThatNamesRankAndGroup) {
+  const std::string path = "/tmp/tccl-workers-" + std::to_string(::getpid());
+  Ranks ranks(1, [&](Rank& rank) {
+    ::setenv("CCL_WORKER_COUNT", "2", 1);
+    const int log = ::open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    check(::dup2(log, STDERR_FILENO) >= 0, "stderr");
+    auto store = store_of(rank);  // has a thread, and so has the context
+    rank.context();
+    become_ordinary_user();
+    limit(RLIMIT_NPROC, 1);
+    tccl::Communicator::create(rank.context(), *store, 0, 1, {.name = "tp", .timeout = 10s});
+  });
+  ranks.expect_all_exit_cleanly();
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::filesystem::remove(path);
+  EXPECT_NE(text.str().find(" rank 0 tp warn: only 0 of 2 worker threads could be started: "),
+            std::string::npos)
+      << text.str();
 }
 
 TEST_F(LimitsProcess, NoAddressSpace) {

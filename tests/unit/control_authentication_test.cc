@@ -74,6 +74,29 @@ TEST(ControlAuthentication, ASecretMayBeAddedAfterTheFirstAttempt) {
   EXPECT_TRUE(b.receives("early"));
 }
 
+/// Two groups of the same processes: the second one is closed before the first one communicates.
+TEST(ControlAuthentication, AConnectionUsesTheSecretOfAGroupThatIsOpen) {
+  Node a("a");
+  Node b("b");
+  const auto b_at_a = a.add(b, kSecret);
+  ASSERT_EQ(a.add(b, "given back by b"), b_at_a);
+  a.control.retire_secret("given back by b");
+  a.control.send_notice(b_at_a, notice_of("first group"));
+  EXPECT_TRUE(b.receives("first group"));
+  EXPECT_EQ(b_at_a->state(), State::alive);
+}
+
+/// A rank that does not know yet that the group is closed connects to learn of the departure.
+TEST(ControlAuthentication, TheSecretOfAGroupThatWasClosedIsStillAccepted) {
+  Node a("a");
+  Node b("b");
+  b.control.add_secret("closed by b");
+  b.control.retire_secret("closed by b");
+  const auto b_at_a = a.add(b, "closed by b");
+  a.control.send_notice(b_at_a, notice_of("late"));
+  EXPECT_TRUE(b.receives("late"));
+}
+
 TEST(ControlAuthentication, InvalidFramesCloseOnlyTheirConnection) {
   Node a("a");
   Node b("b");

@@ -27,6 +27,7 @@ struct Counts {
 };
 thread_local Counts counts;
 thread_local bool next_allocation_fails = false;
+thread_local bool all_allocations_fail = false;
 
 template <class Function>
 Function* real(const char* name) {
@@ -40,7 +41,8 @@ Function* real(const char* name) {
 #endif
 void* operator new(std::size_t bytes) {
   ++counts.allocations;
-  void* memory = std::exchange(next_allocation_fails, false) ? nullptr : std::malloc(bytes);
+  const bool fails = std::exchange(next_allocation_fails, false) || all_allocations_fail;
+  void* memory = fails ? nullptr : std::malloc(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -185,6 +187,34 @@ TEST(OutOfMemory, InsideACollectiveFailsTheGroupAsAFailureOfTheSystem) {
     } catch (const std::bad_alloc&) {
       EXPECT_EQ(rank, 1);
     }
+  });
+}
+
+/// The rank that has no memory for the reason either must not end by std::terminate().
+TEST(OutOfMemory, AlsoForTheErrorFailsTheGroup) {
+  run_threads(2, [](int rank, const Comm& comm) {
+    Buffer in{};
+    Buffer out{};
+    const ConstBlock inputs[] = {{&in[0], 1}, {&in[1], 1}};
+    const Block outputs[] = {{&out[0], 1}, {&out[1], 1}};
+    const Operation operation = alltoallv(inputs, outputs, DType::float32);
+    std::exception_ptr without_memory;
+    try {
+      all_allocations_fail = rank == 1;
+      for (;;) comm->run(operation);  // rank 0 may complete the first one
+    } catch (const Error& error) {
+      EXPECT_EQ(rank, 0);
+      EXPECT_EQ(error.code(), Errc::system);
+      EXPECT_EQ(error.ranks(), std::vector{1});
+      const std::string reason = "rank 1 ran out of memory in a collective of group threads";
+      EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
+    } catch (const std::bad_alloc&) {
+      without_memory = comm->error();
+      all_allocations_fail = false;
+      EXPECT_EQ(rank, 1);
+      EXPECT_THROW(std::rethrow_exception(without_memory), std::bad_alloc);
+    }
+    EXPECT_THROW(std::rethrow_exception(comm->error()), Error);
   });
 }
 

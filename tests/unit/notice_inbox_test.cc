@@ -67,6 +67,21 @@ class NoticeInboxTest : public ::testing::Test {
   std::shared_ptr<RemoteProcess> remote = std::make_shared<AnotherHost>();
 };
 
+/// From a process of this job, but perhaps of another version, or damaged.
+TEST_F(NoticeInboxTest, MalformedNoticesDoNoHarm) {
+  for (const std::uint32_t kind : {0U, 4U, 5U, 77U, 0xffffffffU}) {
+    const auto group = make_group(1);
+    group->handle_notice(*remote, {1, kind, "text"});
+    EXPECT_FALSE(group->failed()) << kind;
+    EXPECT_EQ(group->state_of(1), PeerState::alive) << kind;
+  }
+  for (const char* text : {"", "x", "\n", "0 999 4000000000 1 2", "-7 -7 -7\n", "0 0 3 1"}) {
+    const auto group = make_group(1);
+    group->handle_notice(*remote, {1, static_cast<std::uint32_t>(GroupNotice::failed), text});
+    EXPECT_TRUE(group->failed()) << text;
+  }
+}
+
 TEST_F(NoticeInboxTest, FindsTheGroupThatTheNoticeNames) {
   NoticeInbox inbox;
   const auto first = make_group(1);

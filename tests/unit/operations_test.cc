@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string>
 
+#include "operation/op_record.h"
 #include "operation/op_traits.h"
 #include "planner/algorithm_selector.h"
 #include "tccl/operation.h"
@@ -155,6 +156,27 @@ std::string page() {
          "object collectives (`all_gather_object` and the like) use\nthese operations. "
          "torch allows `monitored_barrier` for Gloo only; `torch_ccl.monitored_barrier` replaces "
          "it.\n";
+}
+
+/// The enumerators of a record from the network may have any value; they index tables of names.
+TEST(Operations, ARecordWithAnEnumeratorOutOfRangeIsInvalid) {
+  for (unsigned value = 0; value < 256; ++value) {
+    OpRecord op;
+    OpRecord dtype;
+    OpRecord reduction;
+    OpRecord wire_format;
+    op.op = static_cast<Op>(value);
+    dtype.dtype = static_cast<DType>(value);
+    reduction.reduction = static_cast<ReduceOp>(value);
+    wire_format.wire_format = static_cast<WireFormat>(value);
+    EXPECT_EQ(is_valid(op), value < static_cast<unsigned>(kOpCount)) << value;
+    EXPECT_EQ(is_valid(dtype), value < static_cast<unsigned>(kDTypeCount)) << value;
+    EXPECT_EQ(is_valid(reduction), value < static_cast<unsigned>(kReduceOpCount)) << value;
+    EXPECT_EQ(is_valid(wire_format), value <= static_cast<unsigned>(WireFormat::int8)) << value;
+    for (const OpRecord& record : {op, dtype, reduction, wire_format}) {
+      EXPECT_TRUE(!is_valid(record) || !describe(record, "one_shot").empty());
+    }
+  }
 }
 
 /// UPDATE_DOCS=1 writes the page instead of comparing it.

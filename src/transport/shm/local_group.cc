@@ -135,8 +135,8 @@ Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) 
 
 Error LocalGroup::fail(const Error& reason, int reporter) noexcept {
   const std::lock_guard lock(mutex_);
-  if (freed_) return reason;       // the memory may belong to another group now
-  if (failed()) return failure();  // the first failing rank marks the others
+  if (freed_) return reason;                // the memory may belong to another group now
+  if (failed()) return failure_or(reason);  // the first failing rank marks the others
   FailureRecord& record = mine_->failure;
   record.code = reason.code();
   record.reporter = reporter;
@@ -147,7 +147,16 @@ Error LocalGroup::fail(const Error& reason, int reporter) noexcept {
   std::copy_n(reason.ranks().begin(), record.rank_count, record.ranks);
   mark_failed(*mine_);
   for (int local_rank = 0; local_rank < size(); ++local_rank) mark_failed(region(local_rank));
-  return failure();
+  return failure_or(reason);
+}
+
+/// Without memory for the first reason: this rank's own.
+Error LocalGroup::failure_or(const Error& reason) const noexcept {
+  try {
+    return failure();
+  } catch (const std::bad_alloc&) {
+    return reason;
+  }
 }
 
 void LocalGroup::mark_failed(RegionHeader& other) noexcept {

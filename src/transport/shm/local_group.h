@@ -124,6 +124,7 @@ class LocalGroup final : public LocalMembership {
   /// What the rank that marked this rank's region has written.
   [[nodiscard]] const FailureRecord& failure_record(int local_rank) const;
   void mark_failed(RegionHeader& other) noexcept;
+  [[nodiscard]] Error failure_or(const Error& reason) const noexcept;
 
   Arena& arena_;
   GroupIdentity identity_;

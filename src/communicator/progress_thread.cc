@@ -177,8 +177,11 @@ void ProgressThread::set_progress_network(std::function<bool()> progress_network
 void ProgressThread::notify() noexcept {
   // The operation is stored, then the flag is read; pairs with sleep_until_notified().
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Only the first caller wakes the thread: until it runs, it has not looked at what is outstanding.
   // Relaxed: the fences order it.
-  if (state_->needs_notify.load(std::memory_order_relaxed)) state_->wake();
+  if (state_->needs_notify.load(std::memory_order_relaxed) &&
+      state_->needs_notify.exchange(false, std::memory_order_relaxed))
+    state_->wake();
 }
 
 void ProgressThread::stop() noexcept {

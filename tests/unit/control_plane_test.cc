@@ -222,7 +222,8 @@ TEST(ControlPlaneDeathTest, AShortageOfDescriptorsIsLogged) {
         ::getrlimit(RLIMIT_NOFILE, &limits);
         limits.rlim_cur = static_cast<rlim_t>(last.get()) + 1;
         const bool limited = ::setrlimit(RLIMIT_NOFILE, &limits) == 0;
-        a.connect(a.add(b));
+        const auto b_at_a = a.add(b);
+        a.connect(b_at_a);
         std::this_thread::sleep_for(1500ms);  // the third attempt
         a.control.close();
         ::_exit(limited && b.texts().empty() ? 0 : 1);

@@ -28,7 +28,8 @@ bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
                      ? std::max(tccl::time_left(deadline), std::chrono::milliseconds(1))
                      : kNoTimeout);
     } catch (...) {
-      if (!work->isCompleted()) throw;  // the wait timed out or was interrupted
+      // The wait timed out or was interrupted.
+      if (!work->isCompleted() || std::current_exception() != work->exception()) throw;
       if (!first_error) first_error = work->exception();
     }
   }

@@ -1,5 +1,5 @@
-// The number of a group's unfinished Works that a callback completes, and the group's completion hook. Shared with
-// every Work, which may outlive the group.
+// The number of a group's unfinished Works that a thread of the library completes, and the group's
+// completion hook. Shared with every Work, which may outlive the group.
 // Thread safety: every method may be called from any thread.
 #pragma once
 

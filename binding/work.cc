@@ -105,11 +105,12 @@ bool WorkCCL::can_be_completed_by_waiter(const CollectiveRequest& request) const
 }
 
 void WorkCCL::complete_by_waiter(const tccl::Work& operation) noexcept {
+  std::shared_ptr<const CollectiveRequest> request;  // freed without the lock: that may take the GIL
   {
     const std::lock_guard lock(mutex_);
-    if (!std::exchange(posted_request_, nullptr)) return;
+    request = std::exchange(posted_request_, nullptr);
   }
-  complete(storable_error(to_torch_error(operation.error())));
+  if (request) complete(storable_error(to_torch_error(operation.error())));
 }
 
 void WorkCCL::complete_by_callback(const c10::intrusive_ptr<WorkCCL>& work,
@@ -182,7 +183,7 @@ void WorkCCL::complete_inline() noexcept {
 }
 
 // A Future is completed without a waiter.
-void WorkCCL::stop_waiting_for_waiter() {
+void WorkCCL::complete_without_waiter() {
   std::shared_ptr<const CollectiveRequest> request;
   std::shared_ptr<tccl::Work> operation;
   {
@@ -218,14 +219,29 @@ void WorkCCL::run_completion_hook() const noexcept {
   }
 }
 
-bool WorkCCL::isCompleted() {
-  std::unique_lock lock(mutex_);
-  if (posted_request_) {
-    const auto operation = operation_;
-    lock.unlock();
-    if (operation->test()) complete_by_waiter(*operation);
-    lock.lock();
+/// Completes the Work of a posted operation if that needs no waiting.
+void WorkCCL::complete_if_arrived() noexcept {
+  std::shared_ptr<tccl::Work> operation;
+  {
+    const std::lock_guard lock(mutex_);
+    if (posted_request_) operation = operation_;
   }
+  if (operation && operation->test()) complete_by_waiter(*operation);
+}
+
+bool WorkCCL::isSuccess() const {
+  const_cast<WorkCCL*>(this)->complete_if_arrived();
+  return Work::isSuccess();
+}
+
+std::exception_ptr WorkCCL::exception() const {
+  const_cast<WorkCCL*>(this)->complete_if_arrived();
+  return Work::exception();
+}
+
+bool WorkCCL::isCompleted() {
+  complete_if_arrived();
+  const std::lock_guard lock(mutex_);
   return state_ != State::running && (!future_ || future_->completed());
 }
 
@@ -324,7 +340,7 @@ float WorkCCL::getDuration() const {
 // starts others. on_done_in_order() inserts them at this point of the order, which is the same on
 // all ranks.
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
-  stop_waiting_for_waiter();
+  complete_without_waiter();
   std::unique_lock lock(mutex_);
   if (future_) return future_;
   std::vector<c10::Device> devices;
@@ -353,7 +369,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFuture() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkCCL::getFutureResult() {
-  stop_waiting_for_waiter();
+  complete_without_waiter();
   std::unique_lock lock(mutex_);
   if (result_future_) return result_future_;
   auto future = result_future_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());

@@ -66,6 +66,8 @@ class WorkCCL final : public c10d::Work {
   void release_resources() override;
 
   bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
   /// Returns true or throws. A timeout of zero means the operation's own. At a shorter timeout only
   /// the wait fails: the operation continues, except that a receive that no message has matched is
   /// cancelled.
@@ -79,7 +81,7 @@ class WorkCCL final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   /// A Future of type int with a c10d::WorkResult; it never has an error.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  /// Milliseconds from the call to its completion.
+  /// Milliseconds from the call to its completion; of a posted operation, to the call that noticed it.
   float getDuration() const override;
   uint64_t getSequencenumber() const override { return sequence_; }
 
@@ -95,7 +97,8 @@ class WorkCCL final : public c10d::Work {
   [[nodiscard]] bool can_be_completed_by_waiter(const CollectiveRequest& request) const;
   /// Completes the Work of a posted operation that is complete, unless that has been done.
   void complete_by_waiter(const tccl::Work& operation) noexcept;
-  void stop_waiting_for_waiter();
+  void complete_if_arrived() noexcept;
+  void complete_without_waiter();
   /// Writes the results, then completes the Work. Returns false if it must be called again.
   static bool try_complete(const c10::weak_intrusive_ptr<WorkCCL>& work, std::exception_ptr error,
                            const CollectiveRequest& request) noexcept;

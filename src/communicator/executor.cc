@@ -147,9 +147,8 @@ bool Executor::can_post(const CollectiveTask& task, const Algorithm& algorithm) 
   if (channel_ || posted_count_ == kMaxPosted || !algorithm.run.has_phases() || group_.failed())
     return false;
   const std::size_t bytes = task.published_bytes(membership_.size());
-  if (bytes > smallest_chunk(board_.chunk_bytes())) return false;  // more than one step
-  // Peers would read it in place, and end() would wait for them.
-  if (bytes >= kZeroCopyBytes && board_.offset_of(task.in(), 1) != 0) return false;
+  // One step, and not read in place: the ranks that publish in place wait for their readers.
+  if (bytes >= kZeroCopyBytes || bytes > smallest_chunk(board_.chunk_bytes())) return false;
   for (std::size_t i = 0; i < posted_count_; ++i)
     if (may_conflict(task.operation(), *posted_[i].operation, membership_.size())) return false;
   return board_.can_open_step();

@@ -112,12 +112,16 @@ void CollectiveWork::on_done_in_order(std::function<void()> callback) {
 
 void CollectiveWork::on_done(std::function<void()> callback) {
   WorkState::on_done(std::move(callback));
-  if (is_posted_ && !done()) queue_->complete_on_pool(*this);
+  if (is_unfinished_post()) queue_->complete_on_pool(*this);
 }
 
 bool CollectiveWork::test() noexcept {
-  if (is_posted_ && !done()) queue_->complete_arrived();
+  if (is_unfinished_post()) queue_->complete_arrived();
   return done();
+}
+
+void CollectiveWork::on_completed() noexcept {
+  queue_->unfinished_.fetch_sub(1, std::memory_order_release);  // pairs with is_idle()
 }
 
 void CollectiveWork::progress_until_done(Deadline deadline) {
@@ -223,6 +227,7 @@ std::shared_ptr<CollectiveWork> OperationQueue::start(const Entry& entry,
   const Lock lock(*this);
   require_open();
   entries_.insert(insert_position(), work);
+  unfinished_.fetch_add(1, std::memory_order_relaxed);
   take_sequence(operations_in(entry), sequence);
   // Also if the caller will wait at once: it may not, and the peers need this rank. A running or
   // rechecking thread looks at the queue when it is done.
@@ -246,6 +251,7 @@ bool OperationQueue::try_post(const WorkPtr& work, std::uint32_t* sequence) {
     if (!fast_path.is_taken() || !executor_.try_post(work->operation_, work->timeout()))
       return false;
     work->is_posted_ = true;
+    unfinished_.fetch_add(1, std::memory_order_relaxed);
     posted_[posted_count_++] = work;
     posted_total_.fetch_add(1, std::memory_order_relaxed);
     take_sequence(1, sequence);
@@ -263,6 +269,12 @@ OperationQueue::WorkPtr OperationQueue::pop_posted() {
   return first;
 }
 
+/// Whether the operation, if it began now, might run beyond the deadline of the wait for it.
+bool OperationQueue::may_outlast(const CollectiveWork& work, Deadline deadline) {
+  constexpr Milliseconds kSlack{10};  // a wait with the operation's own timeout takes it over
+  return deadline != Deadline::max() && deadline + kSlack < deadline_after(work.timeout());
+}
+
 /// Returns false if another thread runs the queue, or if the operation might run beyond `deadline`.
 bool OperationQueue::complete_posted_until_done(const CollectiveWork& work, Deadline deadline) {
   while (!work.done()) {
@@ -271,8 +283,7 @@ bool OperationQueue::complete_posted_until_done(const CollectiveWork& work, Dead
     {
       const FastPath fast_path(*this);
       if (!fast_path.is_taken() || posted_count_ == 0) return false;
-      if (deadline != Deadline::max() && deadline < deadline_after(posted_[0]->timeout()))
-        return false;
+      if (may_outlast(*posted_[0], deadline)) return false;
       next = pop_posted();
       outcome = run_catching(*next);
     }
@@ -282,7 +293,8 @@ bool OperationQueue::complete_posted_until_done(const CollectiveWork& work, Dead
   return true;
 }
 
-/// Completes posted operations without waiting for another rank.
+/// Completes posted operations without waiting for another rank. Callbacks run on the pool: the
+/// caller of start() or test() expects neither to wait nor to run them.
 void OperationQueue::complete_arrived() {
   for (;;) {
     WorkPtr next;
@@ -293,8 +305,15 @@ void OperationQueue::complete_arrived() {
       next = pop_posted();
       outcome = run_catching(*next);
     }
-    finish(next, outcome.error);
+    complete_with_callbacks_on_pool(*next, outcome.error);
   }
+}
+
+void OperationQueue::complete_with_callbacks_on_pool(CollectiveWork& work,
+                                                     const std::exception_ptr& error) {
+  work.complete(error, [this](std::function<void()> callbacks) {
+    thread_pool_.submit(std::move(callbacks));
+  });
 }
 
 /// By the thread that runs the queue: no callback may run here.
@@ -302,9 +321,7 @@ void OperationQueue::complete_posted_before_run() {
   while (posted_count_ != 0) {
     const WorkPtr next = pop_posted();
     const Outcome outcome = run_catching(*next);
-    next->complete(outcome.error, [this](std::function<void()> callbacks) {
-      thread_pool_.submit(std::move(callbacks));
-    });
+    complete_with_callbacks_on_pool(*next, outcome.error);
     if (outcome.interrupt) std::rethrow_exception(outcome.interrupt);
   }
 }
@@ -380,14 +397,10 @@ bool OperationQueue::is_blocked_by_callback(const CollectiveWork& work) {
 
 // --- states ---
 
-bool OperationQueue::has_work() const {
-  return posted_count_ != 0 ||
-         std::ranges::any_of(entries_, [](const WorkPtr& work) { return work != nullptr; });
-}
-
 bool OperationQueue::is_idle() {
   const Lock lock(*this);
-  return state() != State::running && !has_work();
+  // Acquire: pairs with on_completed().
+  return unfinished_.load(std::memory_order_acquire) == 0 && state() != State::running;
 }
 
 void OperationQueue::require_open() const {
@@ -429,7 +442,7 @@ OperationQueue::WorkPtr OperationQueue::try_take_next(Deadline latest) {
   set_state(State::ready);
   if (posted_count_ == 0 && !next_can_start()) return nullptr;
   const WorkPtr& first = posted_count_ != 0 ? posted_[0] : entries_.front();
-  if (latest != Deadline::max() && latest < deadline_after(first->timeout())) return nullptr;
+  if (may_outlast(*first, latest)) return nullptr;
   set_state(State::running);
   if (posted_count_ != 0) return pop_posted();
   WorkPtr work = std::move(entries_.front());
@@ -528,6 +541,7 @@ void OperationQueue::run_queue_until_done(CollectiveWork& work, Deadline deadlin
     }
   }
   stop_rechecking();
+  if (work.is_posted_ && !work.done()) complete_on_pool(work);
   // A running operation ends by its own timeout; a callback may never return.
   do {
     work.sleep_until_done(std::min(deadline, deadline_after(work.timeout())), check_interrupt_);

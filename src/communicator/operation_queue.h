@@ -89,7 +89,11 @@ class CollectiveWork final : public WorkState {
   [[nodiscard]] Milliseconds timeout() const noexcept { return options().timeout; }
 
  private:
+  void on_completed() noexcept override;
   void progress_until_done(Deadline deadline) override;
+  [[nodiscard]] bool is_unfinished_post() const noexcept {
+    return is_posted_ && !done() && !is_in_forked_child();
+  }
   [[nodiscard]] std::string description() const override;
   friend class OperationQueue;
 
@@ -134,8 +138,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
     return posted_total_.load(std::memory_order_relaxed) !=
            completed_total_.load(std::memory_order_relaxed);
   }
-  /// Called by the progress thread about once a millisecond while has_posted(). A pool thread
-  /// completes operations that were posted before the previous call.
+  /// Called by the progress thread about once a millisecond while has_posted(). If none has been
+  /// completed for a millisecond, a pool thread completes the first one.
   void complete_unawaited();
   /// Of the next collective that is issued.
   [[nodiscard]] std::uint32_t next_sequence() const noexcept {
@@ -163,8 +167,10 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void release_synchronous();
   class FastPath;
   bool try_post(const WorkPtr& work, std::uint32_t* sequence);
+  static bool may_outlast(const CollectiveWork& work, Deadline deadline);
   bool complete_posted_until_done(const CollectiveWork& work, Deadline deadline);
   void complete_arrived();
+  void complete_with_callbacks_on_pool(CollectiveWork& work, const std::exception_ptr& error);
   void complete_posted_before_run();
   void complete_on_pool(CollectiveWork& work);
   void finish(const WorkPtr& work, const std::exception_ptr& error);
@@ -191,7 +197,6 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   void set_state(State state) { state_.store(state, std::memory_order_relaxed); }
   Entries::iterator insert_position();
   [[nodiscard]] CallbackScope* current_scope() const;
-  [[nodiscard]] bool has_work() const;
   [[nodiscard]] bool next_can_start() const { return !entries_.empty() && entries_.front(); }
   /// Whether the pool has something to run; not while another thread runs the queue.
   [[nodiscard]] bool needs_pool() const;
@@ -207,6 +212,8 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   std::atomic<std::uint32_t> next_sequence_;       // relaxed: a counter
   std::atomic<std::uint32_t> posted_total_{0};     // relaxed: a counter
   std::atomic<std::uint32_t> completed_total_{0};  // of the posted ones; relaxed: a counter
+  /// Started operations that are not done; on_completed() releases, is_idle() acquires.
+  std::atomic<std::uint32_t> unfinished_{0};
   // Used by complete_unawaited() alone.
   std::uint32_t completed_before_ = std::numeric_limits<std::uint32_t>::max();
   Clock::time_point unchanged_since_;

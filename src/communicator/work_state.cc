@@ -53,19 +53,21 @@ void WorkState::on_done(std::function<void()> callback) {
 
 void WorkState::complete(std::exception_ptr error, const Submit& run_elsewhere) noexcept {
   const auto keep_this = shared_from_this();
-  const std::shared_ptr<const void> keepalive = std::move(options_.keepalive);
+  std::shared_ptr<const void> keepalive = std::move(options_.keepalive);
   error_ = std::move(error);
   std::uint32_t seen = 0;
   // Release: pairs with done(). Acquire: pairs with announce().
   if (state_.compare_exchange_strong(seen, kDone, std::memory_order_acq_rel,
                                      std::memory_order_acquire))
-    return;
+    return on_completed();
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(mutex_);
     callbacks.swap(callbacks_);
     seen = state_.exchange(kDone, std::memory_order_acq_rel);  // as above
   }
+  on_completed();
+  keepalive.reset();  // callbacks may take long
   if ((seen & kHasSleepers) != 0) futex_wake_all(state_, FutexScope::local);
   if (callbacks.empty()) return;
   if (!run_elsewhere) return run_all(callbacks);

@@ -44,6 +44,8 @@ class WorkState : public Work, public std::enable_shared_from_this<WorkState> {
  protected:
   /// Returns when the work is done or the deadline has passed; may run the work on this thread.
   virtual void progress_until_done(Deadline deadline) = 0;
+  /// Called once, when the work is done and before its callbacks run.
+  virtual void on_completed() noexcept {}
   /// A wait() ends with this error although the work is not done.
   virtual void on_wait_timeout(const Error& /*error*/) noexcept {}
   /// "allreduce of group tp", for error messages.

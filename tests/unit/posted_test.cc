@@ -138,6 +138,7 @@ TEST(Posted, AnyNumberOfOperationsMayBeOutstanding) {
     for (int round = 0; round < 20; ++round) calls.push_back(make_call(1, rank, 5, round));
     std::vector<std::shared_ptr<Work>> works;
     for (Call& call : calls) works.push_back(comm->start(call.operation));
+    EXPECT_TRUE(works.front()->is_posted());
     for (const auto& work : works) work->wait();
     for (const Call& call : calls) EXPECT_EQ(call.out, call.expected);
   });
@@ -229,6 +230,89 @@ TEST(Posted, TestCompletesWhenAllRanksHaveJoined) {
     const auto work = comm->start(call.operation);
     EXPECT_TRUE(becomes_true([&] { return work->test(); }));
     EXPECT_EQ(call.out, call.expected);
+  });
+}
+
+TEST(Posted, OnlySmallCollectivesArePosted) {
+  run_threads(kRanks, [](int rank, const Comm& comm) {
+    for (int kind = 0; kind < kKinds; ++kind)
+      for (const std::size_t bytes : {std::size_t{8}, std::size_t{16} << 10}) {
+        Call call = make_call(kind, rank, bytes / sizeof(float), 1);
+        comm->run(barrier());
+        const auto work = comm->start(call.operation);
+        EXPECT_EQ(work->is_posted(), bytes == 8 || kind == 0) << kind << ", " << bytes;
+        work->wait();
+      }
+  });
+}
+
+TEST(Posted, ARankThatNeedsNoOtherCompletesAtOnce) {
+  run_threads(kRanks, [](int rank, const Comm& comm) {
+    Call send = make_call(4, rank, 4, 0);     // broadcast from rank 0
+    Call contribute = make_call(5, rank, 4, 3);  // reduce to rank 0
+    if (rank != 0) std::this_thread::sleep_for(20ms);
+    const auto first = comm->start(send.operation);
+    EXPECT_TRUE(rank != 0 || first->done());
+    first->wait();
+    const auto second = comm->start(contribute.operation);
+    EXPECT_TRUE(rank == 0 || second->done());
+    second->wait();
+    EXPECT_EQ(send.out, send.expected);
+    EXPECT_EQ(contribute.out, contribute.expected);
+  });
+}
+
+TEST(Posted, AWaitThatTimesOutLeavesTheOperation) {
+  std::atomic<bool> timed_out{false};
+  run_threads(kRanks, [&](int rank, const Comm& comm) {
+    Call call = make_call(1, rank, 4, 1);
+    if (rank != 0) {
+      EXPECT_TRUE(becomes_true([&] { return timed_out.load(); }));
+    }
+    const auto work = comm->start(call.operation);
+    if (rank == 0) {
+      EXPECT_THROW(work->wait(50ms), Error);
+    }
+    timed_out = true;
+    work->wait(25s);  // less than the operation's own timeout: another thread completes it
+    EXPECT_EQ(call.out, call.expected);
+  });
+}
+
+/// start() and test() run no callback: it may wait, or take a lock that their caller holds.
+TEST(Posted, CallbacksDoNotRunInsideStart) {
+  std::atomic<bool> registered{false};
+  run_threads(kRanks, [&](int rank, const Comm& comm) {
+    Call first = make_call(1, rank, 4, 1);
+    Call second = make_call(1, rank, 4, 2);
+    std::atomic<bool> called{false};
+    if (rank != 0) {
+      EXPECT_TRUE(becomes_true([&] { return registered.load(); }));
+    }
+    const auto work = comm->start(first.operation);
+    work->on_done([&, caller = std::this_thread::get_id()] {
+      EXPECT_TRUE(rank != 0 || std::this_thread::get_id() != caller);
+      called = true;
+    });
+    registered = true;
+    const auto work_of_second = comm->start(second.operation);
+    EXPECT_TRUE(becomes_true([&] { return work->test() && called; }));
+    work_of_second->wait();
+  });
+}
+
+/// The root waits for nobody, so it finds the mismatch when it reuses a slot.
+TEST(Posted, ARootThatFindsAMismatchFailsTheGroup) {
+  run_threads(kRanks, [](int rank, const Comm& comm) {
+    Floats x(rank == 0 ? 4 : 5);
+    try {
+      for (int i = 0; i < 1000; ++i)
+        comm->start(broadcast(x.data(), x.size(), DType::float32, 0))->wait();
+      ADD_FAILURE() << "rank " << rank << " did not fail";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Errc::mismatch) << error.what();
+    }
+    EXPECT_NE(comm->error(), nullptr);
   });
 }
 

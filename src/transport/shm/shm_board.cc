@@ -45,19 +45,24 @@ void ShmBoard::end() {
   peer_written_ = {};
 }
 
-bool ShmBoard::can_open_step() {
+bool ShmBoard::can_open_step() const {
   if (next_step_ < kSlots) return true;
   const GlobalStep step = step_that_frees_slot();
-  // Relaxed: this thread, or one that ran the queue before, stored it in post().
-  const Position target = header_of(local_rank(), step).position.load(std::memory_order_relaxed);
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == local_rank() || views_[static_cast<std::size_t>(peer)].arrived_steps > step)
-      continue;
-    // Relaxed: open_step() follows, which acquires and compares digests.
-    if (!reached(header_of(peer, step).position.load(std::memory_order_relaxed), target))
-      return false;
-  }
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != local_rank() && !has_posted_matching(peer, step)) return false;
   return true;
+}
+
+/// Whether wait_for() would neither wait nor throw.
+bool ShmBoard::has_posted_matching(int peer, GlobalStep step) const {
+  if (views_[static_cast<std::size_t>(peer)].arrived_steps > step) return true;
+  const StepHeader& mine = header_of(local_rank(), step);
+  const StepHeader& theirs = header_of(peer, step);
+  // Relaxed: this thread, or one that ran the queue before, stored it in post().
+  const Position target = mine.position.load(std::memory_order_relaxed);
+  // Acquire: pairs with post().
+  return reached(theirs.position.load(std::memory_order_acquire), target) &&
+         theirs.digest == mine.digest;
 }
 
 ShmBoard::Suspended ShmBoard::suspend() const { return {record_, begin_, steps_, timeout_}; }
@@ -76,10 +81,16 @@ bool ShmBoard::has_arrived(const Suspended& operation) const {
   const Position target = position_of(operation.record.sequence, operation.steps);
   for (int peer = 0; peer < size(); ++peer)
     // Relaxed: the operation is then resumed, and wait_for() acquires.
-    if (peer != local_rank() &&
+    if (peer != local_rank() && is_read_from(operation.record, peer) &&
         !reached(header_of(peer, last).position.load(std::memory_order_relaxed), target))
       return false;
   return true;
+}
+
+/// Whether this rank needs the data, or the arrival, of a peer to complete the operation.
+bool ShmBoard::is_read_from(const OpRecord& record, int peer) const {
+  if (only_root_sends(record.op)) return group_.global_rank(peer) == record.root;
+  return record.op != Op::reduce || group_.global_rank(local_rank()) == record.root;
 }
 
 void ShmBoard::fail() noexcept {

@@ -70,15 +70,15 @@ class ShmBoard final : public Board {
   void begin(const OpRecord& record, std::optional<Deadline> deadline,
              std::chrono::milliseconds timeout);
   void end();
-  /// Whether open_step() would not wait now.
-  [[nodiscard]] bool can_open_step();
+  /// Whether open_step() would neither wait nor find a mismatch now.
+  [[nodiscard]] bool can_open_step() const;
   /// An operation that has posted all its steps and has not completed.
   struct Suspended;
   /// Instead of end().
   [[nodiscard]] Suspended suspend() const;
   /// Instead of begin(); end() follows. Operations are resumed in the order in which they began.
   void resume(const Suspended& operation);
-  /// Whether all ranks have posted the steps of a suspended operation.
+  /// Whether the ranks whose data this rank needs have posted the steps of a suspended operation.
   [[nodiscard]] bool has_arrived(const Suspended& operation) const;
   /// The error if the current operation, which needs every rank, needs a rank of this host that has
   /// died or departed.
@@ -115,6 +115,8 @@ class ShmBoard final : public Board {
   /// Of the last operation that used the slot of the next step: a peer that has posted this step has
   /// finished reading that slot.
   [[nodiscard]] GlobalStep step_that_frees_slot() const { return next_step_ - kSlots + 2; }
+  [[nodiscard]] bool has_posted_matching(int peer, GlobalStep step) const;
+  [[nodiscard]] bool is_read_from(const OpRecord& record, int peer) const;
   void wait_for(int peer, GlobalStep global_step);
   void notify_if_awaited(int peer);
   void acknowledge_reads();

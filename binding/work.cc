@@ -105,7 +105,8 @@ bool WorkCCL::can_be_completed_by_waiter(const CollectiveRequest& request) const
 }
 
 void WorkCCL::complete_by_waiter(const tccl::Work& operation) noexcept {
-  std::shared_ptr<const CollectiveRequest> request;  // freed without the lock: that may take the GIL
+  std::shared_ptr<const CollectiveRequest>
+      request;  // freed without the lock: that may take the GIL
   {
     const std::lock_guard lock(mutex_);
     request = std::exchange(posted_request_, nullptr);

@@ -20,7 +20,8 @@ class BlockCache {
  public:
   BlockCache() = default;
   ~BlockCache() {
-    for (std::atomic<void*>& block : blocks_) ::operator delete(block.load(std::memory_order_relaxed));
+    for (std::atomic<void*>& block : blocks_)
+      ::operator delete(block.load(std::memory_order_relaxed));
   }
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;

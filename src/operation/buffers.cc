@@ -14,8 +14,9 @@ Range range_of(std::span<const AnyBlock> blocks, std::size_t element_bytes) {
     const Range next(static_cast<const std::byte*>(block.data), block.count * element_bytes);
     if (next.empty()) continue;
     const std::byte* begin = all.empty() ? next.data() : std::min(all.data(), next.data());
-    const std::byte* end = all.empty() ? next.data() + next.size()
-                                       : std::max(all.data() + all.size(), next.data() + next.size());
+    const std::byte* end = all.empty()
+                               ? next.data() + next.size()
+                               : std::max(all.data() + all.size(), next.data() + next.size());
     all = {begin, end};
   }
   return all;

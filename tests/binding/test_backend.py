@@ -378,6 +378,33 @@ dist.destroy_process_group()
 """)
 
 
+def test_forked_child_with_the_work_of_its_parent():
+    run_two("""
+faulthandler.cancel_dump_traceback_later()  # a forked child would wait for its thread for ever
+keys = dist.distributed_c10d._get_default_store()
+if rank == 1:
+    keys.wait(["forked"])
+x = torch.ones(2)
+work = dist.all_reduce(x, async_op=True)
+if rank == 0:
+    child = os.fork()
+    if child == 0:
+        assert not work.is_completed()
+        try:
+            work.wait()
+            os._exit(1)
+        except dist.DistBackendError as error:
+            assert "forked" in str(error), error
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+    keys.set("forked", "")
+work.wait()
+assert x.eq(2).all()
+dist.destroy_process_group()
+""")
+
+
 @pytest.mark.serial  # measures time
 @pytest.mark.parametrize(
     "blocked",

@@ -106,6 +106,44 @@ def test_wait_timeout():
     run_ranks(2, check_wait_timeout)
 
 
+def becomes_true(condition) -> bool:
+    end = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def check_without_wait(rank: int, size: int) -> None:
+    """Small operations, which no thread runs until somebody asks."""
+    x = torch.ones(2)
+    work = dist.all_reduce(x, async_op=True)
+    assert becomes_true(work.is_completed)
+    assert work.is_success() and x.eq(size).all()
+
+    x = torch.ones(2)
+    dist.all_reduce(x, async_op=True)  # the Work is dropped
+    assert becomes_true(lambda: x.eq(size).all())
+
+    x, y = torch.ones(2), torch.ones(2)
+    works = [dist.all_reduce(t, async_op=True) for t in (x, y)]
+    dist.group.WORLD._wait_for_pending_works()
+    assert x.eq(size).all() and y.eq(size).all()
+    assert all(work.is_completed() for work in works)
+
+    dist.barrier()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        assert becomes_true(lambda: not work.is_success())
+        assert work.exception() is not None
+
+
+def test_without_wait():
+    run_ranks(2, check_without_wait)
+
+
 def check_threads(rank: int, size: int) -> None:
     """Threads run operations concurrently, each in its own group."""
     groups = [dist.new_group(list(range(size))) for _ in range(4)]

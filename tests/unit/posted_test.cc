@@ -128,8 +128,7 @@ TEST_P(PostedSizes, PairsOfOperationsGiveTheResultsOfSynchronousCalls) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, PostedSizes,
-                         testing::Values(1, 12, 1000, 4096, 20000),
+INSTANTIATE_TEST_SUITE_P(Sizes, PostedSizes, testing::Values(1, 12, 1000, 4096, 20000),
                          [](const auto& info) { return std::to_string(info.param) + "_floats"; });
 
 TEST(Posted, AnyNumberOfOperationsMayBeOutstanding) {
@@ -248,7 +247,7 @@ TEST(Posted, OnlySmallCollectivesArePosted) {
 
 TEST(Posted, ARankThatNeedsNoOtherCompletesAtOnce) {
   run_threads(kRanks, [](int rank, const Comm& comm) {
-    Call send = make_call(4, rank, 4, 0);     // broadcast from rank 0
+    Call send = make_call(4, rank, 4, 0);        // broadcast from rank 0
     Call contribute = make_call(5, rank, 4, 3);  // reduce to rank 0
     if (rank != 0) std::this_thread::sleep_for(20ms);
     const auto first = comm->start(send.operation);

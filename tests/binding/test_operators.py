@@ -137,7 +137,9 @@ def check_compiled(rank: int, size: int, backend: str) -> None:
             assert result.allclose(expected)
 
     weight = of_rank(rank, 4).requires_grad_()
-    torch.compile(lambda w: ops.all_reduce(w * w, "sum", name), backend=backend)(weight).sum().backward()
+    torch.compile(lambda w: ops.all_reduce(w * w, "sum", name), backend=backend)(
+        weight
+    ).sum().backward()
     assert weight.grad.allclose(2 * size * of_rank(rank, 4))
 
 

@@ -34,7 +34,7 @@ help:
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
 	@echo "make soak       random operations for 5 minutes, checked"
-	@echo "make faults     300 random faults: what the other ranks report, and how fast"
+	@echo "make faults     300 random faults, 60 of them over virtual hosts: what the other ranks report, and how fast"
 	@echo "make bench      compare with Gloo, with goals: collectives, whole programs, memory, waiting, start-up"
 	@echo "make bench-hosts   compare with Gloo on virtual hosts, with goals"
 	@echo "make mutants    planted faults, each of which the tests must catch"
@@ -55,7 +55,7 @@ setup-wheel: setup
 	@tools/setup.sh wheel
 
 # With -j: `library` builds in the same directory, and setup-tests also installs into .venv.
-BEFORE_PACKAGE := $(if $(filter library lint test-torch,$(MAKECMDGOALS)),library) \
+BEFORE_PACKAGE := $(if $(filter library lint test-torch faults,$(MAKECMDGOALS)),library) \
                   $(if $(filter setup-tests compat bench-hosts,$(MAKECMDGOALS)),setup-tests)
 $(VENV)/.package: $(PACKAGE_SOURCES) | setup $(BEFORE_PACKAGE)
 	@echo "building the Python package"
@@ -145,8 +145,9 @@ sanitize: setup setup-tests
 soak: build
 	$(VENV_PYTHON) tests/soak/soak.py --seconds 300 $(ARGS)
 
-faults: build
-	$(VENV_PYTHON) tests/soak/faults.py --trials 300 $(ARGS)
+faults: library build
+	$(VENV_PYTHON) tests/soak/faults.py --trials 240 $(ARGS)
+	$(VENV_PYTHON) tests/soak/faults.py --hosts --trials 60 $(ARGS)
 
 bench: build
 	$(VENV)/bin/torch-ccl bench --goals --json build/bench.json --plot build/bench.svg $(ARGS)

@@ -46,7 +46,8 @@ class TCCL_API Communicator {
     std::uint32_t first_sequence = 1;  // sequence number of the first collective; same on all ranks
     std::string serves{};  // for the log: the backend that this group replaces, such as "gloo"
     /// For a new group whose ranks are all in another one: that group, and the rank there of each
-    /// rank of the new group. create() then notices at once that the process of a rank has ended.
+    /// rank of the new group. create() then notices at once that a rank has left that group, or
+    /// that its process has ended.
     std::weak_ptr<Communicator> parent{};
     std::vector<int> ranks_in_parent{};
   };

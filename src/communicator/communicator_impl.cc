@@ -206,9 +206,11 @@ void CommunicatorImpl::check_peers(const std::string& operation) const {
 
 std::string CommunicatorImpl::ended_process(int rank) const {
   const std::lock_guard lock(mutex_);  // else the group's memory may be freed meanwhile
-  if (has_departed_ || rank < 0 || rank >= size_ || rank == rank_ ||
-      !membership_.process_has_ended(rank))
-    return {};
+  if (has_departed_ || rank < 0 || rank >= size_ || rank == rank_) return {};
+  if (membership_.process_has_ended(rank)) return membership_.who(rank);
+  if (membership_.state_of(rank) != PeerState::departed) return {};
+  if (group_.failed()) throw group_.failure();  // that is why it has left
+  // A process that ends leaves its groups first, and may take a second or more from there.
   return membership_.who(rank);
 }
 

@@ -51,7 +51,8 @@ class CommunicatorImpl final : public Communicator {
   bool wait_until_idle(Milliseconds timeout) const override;
   void close() noexcept override;
   [[nodiscard]] int hosts() const noexcept { return membership_.host_map().hosts(); }
-  /// "rank 3 (host b, pid 4711)" if the process of that rank has ended, else an empty text.
+  /// "rank 3 (host b, pid 4711)" if that rank has left or its process has ended, else an empty text.
+  /// Throws the failure of the group if that is why the rank has left.
   [[nodiscard]] std::string ended_process(int rank) const;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
   /// flight. A process that exits with none does not disturb its peers.

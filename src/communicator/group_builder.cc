@@ -155,7 +155,13 @@ std::string lost_process(const Communicator::Options& options, int rank) {
   const auto index = static_cast<std::size_t>(rank);
   const auto parent = std::static_pointer_cast<CommunicatorImpl>(options.parent.lock());
   if (!parent || index >= options.ranks_in_parent.size()) return {};
-  const std::string process = parent->ended_process(options.ranks_in_parent[index]);
+  std::string process;
+  try {
+    process = parent->ended_process(options.ranks_in_parent[index]);
+  } catch (const Error& error) {
+    throw init_error(options.name, error.code(),
+                     formatted("group {} has failed: {}", parent->name(), error.what()), {rank});
+  }
   if (process.empty()) return {};
   return formatted("rank {}, which is {} of group {},", rank, process, parent->name());
 }

@@ -42,6 +42,7 @@ struct ProgressThread::State {
   std::shared_ptr<ProgressSignal> signal;  // the futex on which the thread sleeps
   std::atomic<bool> needs_notify{false};   // the thread sleeps longer than kPollInterval
   std::atomic<bool> stopping{false};
+  bool failed = false;  // the last turn, for want of memory; of the thread
 
   /// What one turn of polling found.
   struct Turn {
@@ -62,8 +63,8 @@ struct ProgressThread::State {
     std::uint32_t last_seen = 0;
     while (!stopping.load(std::memory_order_acquire)) {                    // pairs with stop()
       const std::uint32_t seen = signal->load(std::memory_order_acquire);  // pairs with wake()
-      const bool signalled = std::exchange(last_seen, seen) != seen;
-      const Turn turn = poll(/*all_engines=*/signalled);
+      const bool signalled = std::exchange(last_seen, seen) != seen || std::exchange(failed, false);
+      const Turn turn = try_poll(/*all_engines=*/signalled);
       const auto now = Clock::now();
       if (turn.moved) last_moved = now;
       if (signalled) last_signalled = now;
@@ -86,7 +87,7 @@ struct ProgressThread::State {
     // Announce, then poll once more. Relaxed: the fence orders it and pairs with that in notify().
     needs_notify.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    const Turn turn = poll(/*all_engines=*/false);
+    const Turn turn = try_poll(/*all_engines=*/false);
     if (!turn.outstanding) {
       futex_wait(*signal, seen, kIdleSleep, FutexScope::shared);
     } else if (turn.all_have_waiters) {
@@ -127,6 +128,16 @@ struct ProgressThread::State {
       turn.outstanding = true;
       turn.all_have_waiters = false;
       queue->complete_unawaited();
+    }
+  }
+
+  /// Without memory the turn is over, and the next one follows soon: the process may get some.
+  Turn try_poll(bool all_engines) noexcept {
+    try {
+      return poll(all_engines);
+    } catch (const std::exception&) {
+      failed = true;
+      return {.outstanding = true, .moved = false, .all_have_waiters = false};
     }
   }
 

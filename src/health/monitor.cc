@@ -73,10 +73,10 @@ void Monitor::unwatch_process(std::uint64_t id) {
 
 void Monitor::drop_unused() {
   const std::lock_guard lock(mutex_);
-  std::vector<std::uint64_t> unused;
-  for (const auto& [id, watched] : watched_)
-    if (watched.process.expired()) unused.push_back(id);
-  for (const std::uint64_t id : unused) unwatch_process(id);
+  for (auto next = watched_.begin(); next != watched_.end();) {
+    const auto& [id, watched] = *next++;
+    if (watched.process.expired()) unwatch_process(id);
+  }
 }
 
 std::uint64_t Monitor::watch_fd(int fd, std::uint32_t events,

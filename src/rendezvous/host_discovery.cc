@@ -42,7 +42,7 @@ StoreClient store_client_for(const RendezvousOptions& options,
                              std::function<void(int participant)> while_waiting) {
   const Bytes32 digest = hmac_sha256(options.secret, "keys");
   return {*options.store, to_hex(std::span(digest).first(8)), options.deadline,
-          std::move(while_waiting)};
+          std::move(while_waiting), poll_interval_of(options.size)};
 }
 
 void gather_host_coordinators(const StoreClient& client, const RendezvousOptions& options,

@@ -71,7 +71,6 @@ constexpr std::string_view kFailed = "failed";
 constexpr std::chrono::seconds kFailureLifetime{60};
 /// A younger one may be, too: rank 0 of a new job then replaces it within this time.
 constexpr std::chrono::seconds kFailureGrace{2};
-constexpr std::chrono::milliseconds kPollInterval{100};
 
 std::int64_t unix_time() {
   return std::chrono::duration_cast<std::chrono::seconds>(
@@ -112,7 +111,8 @@ class SecretReader {
 
   std::string read() {
     for (;;) {
-      const Deadline next_poll = std::min(options_.deadline, Clock::now() + kPollInterval);
+      const Deadline next_poll =
+          std::min(options_.deadline, Clock::now() + poll_interval_of(options_.size));
       try {
         const std::string value = options_.store->get(kSecretKey, time_left(next_poll));
         if (value.starts_with(kFailed))
@@ -125,7 +125,7 @@ class SecretReader {
       } catch (const Error& error) {
         if (!is_unattributed_timeout(error)) throw;  // else there is no such key yet
       }
-      if (Clock::now() >= options_.deadline) throw no_secret(options_);
+      if (Clock::now() >= options_.deadline) throw_timeout();
       if (options_.check_interrupt) options_.check_interrupt();
       throw_if_known_to_have_ended(options_, 0);
     }
@@ -162,14 +162,28 @@ class SecretReader {
         unix_time() - failure.time > kFailureLifetime.count())
       return;
     if (!first_seen_) first_seen_ = Clock::now();
+    failure_ = failure.status;
     if (Clock::now() - *first_seen_ < kFailureGrace) return;
     options_.last_failed_attempt = failure.attempt;
     throw_if_failed(failure.status);
   }
 
+  /// The failure of the last attempt says more: perhaps it failed because this rank came too late.
+  [[noreturn]] void throw_timeout() const {
+    if (!failure_) throw no_secret(options_);
+    try {
+      throw_if_failed(*failure_);
+    } catch (const Error& error) {
+      throw Error(error.code(), formatted("{}; rank 0 has published no secret since", error.what()),
+                  error.ranks());
+    }
+    throw no_secret(options_);
+  }
+
   RendezvousOptions& options_;
   const std::string& file_content_;
   std::optional<Clock::time_point> first_seen_;  // a failure that is not ignored
+  std::optional<Status> failure_;                // the last one of them
 };
 
 }  // namespace

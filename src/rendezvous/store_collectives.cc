@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "base/format.h"
@@ -10,8 +11,6 @@
 
 namespace tccl {
 namespace {
-
-constexpr std::chrono::milliseconds kPollInterval{100};
 
 using Entries = std::vector<std::pair<std::uint32_t, std::string>>;  // {index, text}
 
@@ -82,13 +81,24 @@ std::string StoreClient::key(std::string_view round, int index) const {
 
 std::string StoreClient::read(const std::string& key, int participant) const {
   for (;;) {
-    const Deadline next_poll = std::min(deadline, Clock::now() + kPollInterval);
+    const Deadline next_poll = std::min(deadline, Clock::now() + poll_interval);
     try {
       return store.get(key, time_left(next_poll));
     } catch (const Error& error) {
       if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
     }
-    if (while_waiting) while_waiting(participant);
+    if (!while_waiting) continue;
+    try {
+      while_waiting(participant);
+    } catch (const Error&) {
+      // A participant that has gone may have written the key before.
+      const std::exception_ptr reason = std::current_exception();
+      try {
+        return store.get(key, std::chrono::milliseconds(0));
+      } catch (const Error&) {
+        std::rethrow_exception(reason);
+      }
+    }
   }
 }
 

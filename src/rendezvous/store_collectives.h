@@ -8,6 +8,8 @@
 // Thread safety: a StoreClient is used by one thread.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -18,14 +20,21 @@
 
 namespace tccl {
 
+/// How often a rank that waits looks for failures. A poll costs some requests to the store, so the
+/// ranks together poll it about a thousand times a second, whatever their number.
+constexpr std::chrono::milliseconds poll_interval_of(int size) {
+  return std::chrono::milliseconds(std::clamp(size, 10, 100));
+}
+
 /// The keys of one rendezvous in a store, and until when to wait for them.
 struct StoreClient {
   Store& store;
   std::string prefix;
   Deadline deadline;
-  /// Called about every 100 ms while waiting, with the participant that is to write the key; an
-  /// exception ends the wait. May be empty.
+  /// Called while waiting, with the participant that is to write the key; an exception ends the
+  /// wait. May be empty.
   std::function<void(int participant)> while_waiting;
+  std::chrono::milliseconds poll_interval{100};  // between two calls of it
 
   /// "prefix/round" and "prefix/round/index"
   [[nodiscard]] std::string key(std::string_view round) const;

@@ -109,6 +109,9 @@ std::string Membership::unreachable_hosts() const {
 }
 
 Error Membership::peer_lost_error(int rank, const std::string& operation) const {
+  // A rank may have departed because another one has died, which it noticed elsewhere.
+  for (int other = 0; state_of(rank) == PeerState::departed && other < size(); ++other)
+    if (state_of(other) == PeerState::died) rank = other;
   if (is_local(rank)) return local_->peer_lost_error(local_rank(rank), operation);
   LostRank lost = lost_rank(rank);
   lost.rank = rank;  // also if its process has departed without a notice of this group

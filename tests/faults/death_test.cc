@@ -368,6 +368,33 @@ TEST(LeaveProcess, ARankThatExitsIsNamedWhileOthersAreInDifferentCalls) {
   }
 }
 
+/// Rank 1 has noticed the death of rank 2 in a call of its own, and has left.
+void expect_dead_rank_is_named_instead_of_one_that_left(const tccl::Operation& operation) {
+  Ranks ranks(3, [&](Rank& rank) {
+    auto world = rank.join("world");
+    world->run(tccl::barrier());
+    if (rank.rank == 2) ::raise(SIGKILL);
+    if (rank.rank == 1) {
+      std::this_thread::sleep_for(300ms);
+      world->close();
+      return rank.store("left")->set("1", "");
+    }
+    rank.store("left")->get("1", 10s);
+    world->run(operation);
+  });
+  ranks.finish();
+  const auto error = ranks.outcomes[0].find("error peer_lost");
+  ASSERT_TRUE(error) << ranks.transcript();
+  EXPECT_NE(error->text.find("rank 2 (host "), std::string::npos) << error->text;
+  EXPECT_EQ(error->text.find("rank 1 (host "), std::string::npos) << error->text;
+}
+
+TEST(LeaveProcess, ARankThatLeftAfterAnotherDiedIsNotBlamed) {
+  expect_dead_rank_is_named_instead_of_one_that_left(tccl::barrier());
+  int message = 0;
+  expect_dead_rank_is_named_instead_of_one_that_left(tccl::recv(&message, sizeof message, 1));
+}
+
 TEST(LeaveProcess, MessagesOfASenderThatLeftArrive) {
   Ranks ranks(2, [](Rank& rank) {
     auto world = rank.join("tp", 10s);

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
@@ -103,6 +104,58 @@ TEST_F(LimitsProcess, StartedOperationsCompleteAlthoughNoThreadCanBeStarted) {
     check(x == 2 && in == 1 - rank.rank, "the results");
     if (rank.rank == 0) world->run(tccl::recv(&in, sizeof in, 1));  // serve the store
     if (rank.rank == 1) world->run(tccl::send(&out, sizeof out, 0));
+  });
+  ranks.expect_all_exit_cleanly();
+}
+
+/// All memory that malloc() still has under RLIMIT_AS = 0.
+class ExhaustedMemory {
+ public:
+  ExhaustedMemory() {
+    ::getrlimit(RLIMIT_AS, &before_);
+    const rlimit none{.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    check(::setrlimit(RLIMIT_AS, &none) == 0, "setrlimit");
+    for (std::size_t bytes = 1 << 20; bytes >= sizeof(Block); bytes /= 2)
+      while (auto* block = static_cast<Block*>(std::malloc(bytes))) {
+        block->next = first_;
+        first_ = block;
+      }
+  }
+  ~ExhaustedMemory() {
+    ::setrlimit(RLIMIT_AS, &before_);
+    while (first_ != nullptr) std::free(std::exchange(first_, first_->next));
+  }
+  ExhaustedMemory(const ExhaustedMemory&) = delete;
+  ExhaustedMemory& operator=(const ExhaustedMemory&) = delete;
+
+ private:
+  struct Block {
+    Block* next;
+  };
+  rlimit before_{};
+  Block* first_ = nullptr;
+};
+
+TEST_F(LimitsProcess, AMessageThatArrivesWithoutMemoryIsReceivedLater) {
+  Ranks ranks(2, [&](Rank& rank) {
+    auto world = rank.join("world", 10s);
+    world->run(tccl::barrier());
+    int message = 7;
+    if (rank.rank == 0) {
+      world->run(tccl::barrier());
+      world->run(tccl::send(&message, sizeof message, 1));  // wakes the progress thread of rank 1
+      std::this_thread::sleep_for(300ms);
+      world->run(tccl::barrier());
+    } else {
+      {
+        const ExhaustedMemory exhausted;
+        world->run(tccl::barrier());
+        world->run(tccl::barrier());
+      }
+      message = 0;
+      world->run(tccl::recv(&message, sizeof message, 0));
+      check(message == 7, "the message");
+    }
   });
   ranks.expect_all_exit_cleanly();
 }

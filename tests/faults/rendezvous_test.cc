@@ -130,6 +130,24 @@ TEST(RendezvousProcess, ARankThatJoinsButNeverCompletesIsNamed) {
   }
 }
 
+/// A rank that was stopped, say. Its own timeout is too short to exclude that the failure in the
+/// store is that of an earlier job.
+TEST(RendezvousProcess, ARankThatComesTooLateGetsTheReasonOfTheOthers) {
+  Ranks ranks(2, [](Rank& rank) {
+    auto store = rank.store("world");
+    while (rank.rank == 1 && !store->get("secret", 5s).starts_with("failed"))
+      std::this_thread::sleep_for(10ms);
+    rank.join("world", 1s);
+  });
+  ranks.finish();
+  const auto error = ranks.outcomes[1].find("error timeout");
+  ASSERT_TRUE(error) << ranks.transcript();
+  EXPECT_NE(error->text.find("rank 1 never joined; rank 0 waited for it; rank 0 has published no "
+                             "secret since"),
+            std::string::npos)
+      << error->text;
+}
+
 TEST(RendezvousProcess, NoKeyIsLeftInTheStore) {
   const std::string directory = "/tmp/tccl-keys-" + std::to_string(::getpid());
   Ranks ranks(3, [&](Rank& rank) {
@@ -251,19 +269,27 @@ TEST(RendezvousProcess, AfterAFailureLateRanksFailTooAndTheStoreCanBeUsedAgain) 
   expect_others_fail_with(ranks, 1, "system", {"rank 1 (host ", "could not start: a test"});
 }
 
-TEST(RendezvousProcess, ARankThatDiedBeforeItJoinsANewGroupIsNamed) {
-  Ranks ranks(4, [](Rank& rank) {
+/// Rank 1 calls `be_lost` instead of joining a group of ranks 0, 1 and 2.
+void expect_lost_rank_is_named(const std::function<void(Rank&, tccl::Communicator&)>& be_lost) {
+  Ranks ranks(4, [&](Rank& rank) {
     auto world = rank.join("world", 20s);
     world->run(tccl::barrier());
-    if (rank.rank == 1) ::raise(SIGKILL);
+    if (rank.rank == 1) return be_lost(rank, *world);
     if (rank.rank == 3) return;  // not in the new group
     std::this_thread::sleep_for(300ms);
     rank.report("start");
-    const int members[] = {1, 0, 2};  // the dead rank would be rank 0
+    const int members[] = {1, 0, 2};  // the lost rank would be rank 0
     const auto own = static_cast<int>(std::ranges::find(members, rank.rank) - members);
-    tccl::Communicator::create(
-        rank.context(), *rank.store("tp"), own, 3,
-        {.name = "tp", .timeout = 20s, .parent = world, .ranks_in_parent = {members, members + 3}});
+    try {
+      tccl::Communicator::create(rank.context(), *rank.store("tp"), own, 3,
+                                 {.name = "tp",
+                                  .timeout = 20s,
+                                  .parent = world,
+                                  .ranks_in_parent = {members, members + 3}});
+    } catch (...) {
+      rank.store("noticed")->set(std::to_string(rank.rank), "");
+      throw;
+    }
   });
   ranks.finish();
   for (const std::size_t survivor : {std::size_t{0}, std::size_t{2}}) {
@@ -275,6 +301,18 @@ TEST(RendezvousProcess, ARankThatDiedBeforeItJoinsANewGroupIsNamed) {
         << error->text;
     EXPECT_LT(error->time_ms - start->time_ms, 5000);
   }
+}
+
+TEST(RendezvousProcess, ARankThatDiedBeforeItJoinsANewGroupIsNamed) {
+  expect_lost_rank_is_named([](Rank&, tccl::Communicator&) { ::raise(SIGKILL); });
+}
+
+/// The end of a process, of an interpreter that has loaded torch, say, may take seconds.
+TEST(RendezvousProcess, ARankThatLeftBeforeItJoinsANewGroupIsNamed) {
+  expect_lost_rank_is_named([](Rank& rank, tccl::Communicator& world) {
+    world.close();
+    for (const char* other : {"0", "2"}) rank.store("noticed")->get(other, 15s);
+  });
 }
 
 void refuse_rank_of_another_user(bool it_coordinates) {

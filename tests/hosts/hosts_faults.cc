@@ -174,6 +174,28 @@ TEST(Hosts, AStoppedRankOfAnotherHostIsNamedByEveryRank) {
   }
 }
 
+/// Rank 3 is stopped. Rank 0 waits for rank 2 of the same host, which waits for rank 3.
+TEST(Hosts, AStoppedRankIsNamedAlsoByARankThatWaitsForItsNeighbour) {
+  Ranks ranks = start_on_hosts({0, 0, 1, 1}, [](Rank& rank) {
+    auto comm = rank.join("world", 3s);
+    expect_sum(*comm);
+    rank.report("ready");
+    const std::vector<float> in(10'000);
+    std::vector<float> out(4 * in.size());
+    for (;;) comm->run(tccl::allgather(in.data(), out.data(), in.size(), DType::float32));
+  });
+  ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
+  ranks.kill_rank(3, SIGSTOP);
+  ranks.finish(20s, /*except=*/3);
+  for (const std::size_t other : {std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
+    const auto error = ranks.outcomes[other].find("error timeout");
+    ASSERT_TRUE(error) << ranks.transcript();
+    EXPECT_NE(error->text.find("rank 3 (host "), std::string::npos) << error->text;
+    EXPECT_EQ(error->text.find("rank 2 (host "), std::string::npos) << error->text;
+    EXPECT_NE(error->text.find("stalled"), std::string::npos) << error->text;
+  }
+}
+
 TEST(Hosts, NoKeyIsLeftInTheStore) {
   const std::string directory = "/tmp/tccl-keys-of-hosts-" + std::to_string(::getpid());
   Ranks ranks = start_on_hosts({0, 0, 1}, [=](Rank& rank) {

@@ -18,7 +18,7 @@ from support.virtual_hosts import KINDS, Host, enter_namespace
 CLONE_FS = 0x200
 
 
-def _enter(assigned: list[tuple[int, dict[str, str]]], rank: int) -> None:
+def enter(assigned: list[tuple[int, dict[str, str]]], rank: int) -> None:
     namespace_pid, environment = assigned[rank]
     ctypes.CDLL(None).unshare(CLONE_FS)  # other threads keep their file system context
     for kind in KINDS:
@@ -40,7 +40,7 @@ def _options(
         for host, own in rank_environments(hosts, layout, **environment)
     ]
     how = {"init_method": "env://", **(group or {})}
-    return {"bound_s": bound_s, "prepare": partial(_enter, assigned), "group": how}
+    return {"bound_s": bound_s, "prepare": partial(enter, assigned), "group": how}
 
 
 def started_on_hosts(

@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 
 BOUND_S = 60
+NO_GROUP = "no group"  # in place of its arguments: the function initialises it itself
 
 _context = multiprocessing.get_context("forkserver")
 # Imported once, in the process from which ranks are forked. DDP and optimizers import
@@ -77,7 +78,8 @@ def _rank_main(rank, size, store, bound_s, prepare, group, function, args, conne
 
         if prepare:
             prepare(rank)
-        init_group(rank, size, store, **group)
+        if group != NO_GROUP:
+            init_group(rank, size, store, **group)
         value = function(rank, size, *args)
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -92,6 +92,12 @@ class Exchange:
                 wait(work)
             assert work is None or work.is_completed(), "returned before it was complete"
 
+    def raise_errors(self) -> None:
+        """Of a failed call; is_completed() is true of it, too."""
+        for work in self._works:
+            if work is not None:
+                work.wait()
+
     def verify(self) -> int:
         """Checks the results. Returns a number that must be the same on all ranks if the operation
         gives all of them the same bits."""

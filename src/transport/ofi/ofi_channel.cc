@@ -16,6 +16,9 @@ static_assert(sizeof(OpRecord) == MessageBuffer::kHeaderBytes,
 /// After the control connection has reported that a rank has departed or died, its last messages
 /// may still arrive on the data connection for this long.
 constexpr std::chrono::milliseconds kDepartureGrace{50};
+/// Added to the deadline if the awaited rank is not stalled: it may itself wait for a stalled rank,
+/// which those that wait for that one report at the deadline.
+constexpr std::chrono::milliseconds kGraceForStalledRank{1000};
 
 }  // namespace
 
@@ -180,7 +183,11 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_numbe
     next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
   }
-  if (now >= *deadline_) throw timeout_error(rank, /*receives=*/message_number.has_value());
+  const bool may_wait_for_another =
+      membership_.process(rank)->silence() < membership_.stalled_after(rank);
+  if (now >=
+      *deadline_ + (may_wait_for_another ? kGraceForStalledRank : std::chrono::milliseconds(0)))
+    throw timeout_error(rank, /*receives=*/message_number.has_value());
 }
 
 Error OfiChannel::timeout_error(int rank, bool receives) const {

@@ -128,6 +128,9 @@ Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) 
     return {Errc::peer_lost, died_during(who(local_rank), operation), {global_rank(local_rank)}};
   // It may have departed because the group failed, before the failing rank could mark our region.
   if (is_marked_failed(local_rank)) return failure_of(local_rank);
+  // Or because another rank has died, which it noticed elsewhere.
+  for (int other = 0; other < size(); ++other)
+    if (state_of(other) == PeerState::died) return peer_lost_error(other, operation);
   return {Errc::peer_lost,
           left_before(who(local_rank), identity_.name, operation),
           {global_rank(local_rank)}};

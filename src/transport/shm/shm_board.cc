@@ -10,9 +10,9 @@
 namespace tccl::shm {
 namespace {
 
-/// Added to the deadline of waits on the host, so that the rank that waits for the network times
-/// out first: its error names the rank at fault.
-constexpr std::chrono::milliseconds kGraceForOtherHosts{1000};
+/// Added to the deadline of waits for a rank of this host that is not stalled, so that a rank that
+/// waits for the network times out first (OfiChannel::check_wait): its error names the rank at fault.
+constexpr std::chrono::milliseconds kGraceForOtherHosts{2000};
 
 }  // namespace
 
@@ -249,8 +249,9 @@ bool ShmBoard::must_give_up(int peer) {
     next_interrupt_check_ = now + kInterruptInterval;
     check_interrupt_();
   }
-  const auto grace =
-      other_hosts_.progress_network ? kGraceForOtherHosts : std::chrono::milliseconds(0);
+  const bool is_stalled = heartbeats_[static_cast<std::size_t>(peer)].silence(now) >= kStalledAfter;
+  const auto grace = other_hosts_.progress_network && !is_stalled ? kGraceForOtherHosts
+                                                                  : std::chrono::milliseconds(0);
   return group_.failed() || lost_rank(peer) >= 0 ||
          (other_hosts_.find_lost_rank && !awaits_acknowledgements_ &&
           other_hosts_.find_lost_rank()) ||

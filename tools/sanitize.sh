@@ -11,7 +11,7 @@ done
 
 # LimitsProcess leaves no descriptors or address space, which the sanitizers' own runtime needs.
 export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
-TCCL_BUILD_DIR=build/asan .venv/bin/pytest tests/unit tests/conformance \
+TCCL_BUILD_DIR=build/asan .venv/bin/pytest tests/unit tests/conformance tests/fuzz \
   tests/hosts/test_faults.py tests/hosts/test_conformance_hosts.py -m "not slow" -k "not LimitsProcess" "$@"
 
 # Some kernels randomise addresses more widely than TSan's shadow memory allows.

@@ -16,7 +16,7 @@ STANDIN := build/standin$(SUFFIX)
 PACKAGE_SOURCES := $(shell find CMakeLists.txt pyproject.toml requirements-dev.txt requirements-torch.txt README.md LICENSE \
                      licenses cmake env include src binding python -name __pycache__ -prune -o -print 2>/dev/null)
 
-.PHONY: help packages setup setup-tests setup-wheel build wheel sdist library standin test-setup demo test test-torch test-aarch64 test-wheel release applications test-all lint docs sanitize mutants soak faults bench bench-hosts compat clean
+.PHONY: help packages setup setup-tests setup-wheel build wheel sdist library standin test-setup demo test test-torch test-aarch64 test-wheel release applications test-all lint docs sanitize fuzz mutants soak faults bench bench-hosts compat clean
 
 help:
 	@echo "make demo       two ranks train a small model over our backend"
@@ -33,6 +33,7 @@ help:
 	@echo "make lint       clang-format, clang-tidy, include graph, ruff, mypy"
 	@echo "make docs       the documentation site in build/site"
 	@echo "make sanitize   tests under ASan+UBSan and TSan"
+	@echo "make fuzz       libFuzzer on all that parses bytes of others, 10 minutes for each parser"
 	@echo "make soak       random operations for 5 minutes, checked"
 	@echo "make faults     300 random faults, 60 of them over virtual hosts: what the other ranks report, and how fast"
 	@echo "make bench      compare with Gloo, with goals: collectives, whole programs, memory, waiting, start-up"
@@ -141,6 +142,12 @@ docs: setup
 
 sanitize: setup setup-tests
 	tools/sanitize.sh $(ARGS)
+
+fuzz: setup
+	@tools/setup.sh fuzz
+	cmake --preset fuzz --log-level=WARNING
+	cmake --build --preset fuzz
+	$(VENV_PYTHON) tests/fuzz/run.py $(ARGS)
 
 soak: build
 	$(VENV_PYTHON) tests/soak/soak.py --seconds 300 $(ARGS)

@@ -4,6 +4,7 @@
 #   tools/setup.sh packages     only the system packages of the above
 #   tools/setup.sh test     what testing needs on top
 #   tools/setup.sh lint     what `make lint` needs on top
+#   tools/setup.sh fuzz     what `make fuzz` needs on top
 #   tools/setup.sh applications     what the tests in tests/applications need on top
 #   tools/setup.sh docs     what `make docs` and the tests in tests/docs need on top
 #   tools/setup.sh aarch64     what `make test-aarch64` needs on top
@@ -20,6 +21,13 @@ die() { echo "setup: $*" >&2; exit 1; }
 has_command() { command -v "$1" >/dev/null; }
 has_header() { g++ -E -x c++ -include "$1" /dev/null >/dev/null 2>&1; }
 has_library() { [ -n "$(ldconfig -p | grep -F "$1 ")" ]; }
+has_clang_sanitizers() { echo 'int main() {}' | clang++ -fsanitize=address,undefined -x c++ - -o /dev/null 2>/dev/null; }
+# clang recommends it, but recommendations are not installed.
+clang_sanitizers_package() {
+  local version
+  version=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+  echo "libclang-rt-${version:-14}-dev"
+}
 has_venv() { "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 has_python_headers() {
   "$python" -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' 2>/dev/null
@@ -39,6 +47,11 @@ find_missing() {
   if [ "${1:-}" = aarch64 ]; then
     has_command aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
     has_command qemu-aarch64 || missing+=(qemu-user)
+    return
+  fi
+  if [ "${1:-}" = fuzz ]; then
+    has_command clang++ || missing+=(clang)
+    has_clang_sanitizers || missing+=("$(clang_sanitizers_package)")
     return
   fi
   if [ "${1:-}" = lint ]; then

@@ -58,7 +58,7 @@ class KeyValueSpace:
             self._request("init pmi_version=1 pmi_subversion=1", "response_to_init")
             atexit.register(self._finalize)
         os.register_at_fork(after_in_child=self._close_in_child)
-        self._name = self._request("get_my_kvsname", "my_kvsname")["kvsname"]
+        self._name = self._value("get_my_kvsname", "my_kvsname", "kvsname")
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "KeyValueSpace | None":
@@ -76,11 +76,17 @@ class KeyValueSpace:
     def get(self, key: str, timeout_s: float) -> str:
         """Call it on the other ranks. Raises TimeoutError if a rank of the job is missing."""
         self._barrier(timeout_s)
-        return self._request(f"get kvsname={self._name} key={key}", "get_result")["value"]
+        return self._value(f"get kvsname={self._name} key={key}", "get_result", "value")
 
     def _barrier(self, timeout_s: float) -> None:
         """A put before the barrier is visible to a get after it."""
         self._request("barrier_in", "barrier_out", timeout_s)
+
+    def _value(self, command: str, reply: str, name: str) -> str:
+        fields = self._request(command, reply)
+        if name not in fields:
+            raise PmiError(f"the launcher replied {fields} to {command!r}")
+        return fields[name]
 
     def _request(self, command: str, reply: str, timeout_s: float = 60) -> dict[str, str]:
         if self._fd < 0:
@@ -104,7 +110,7 @@ class KeyValueSpace:
                 raise PmiError("the launcher has closed the connection")
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
-        return line.decode()
+        return line.decode(errors="replace")
 
     def _finalize(self) -> None:
         if self._fd >= 0 and not mpi_is_initialized():

@@ -143,8 +143,8 @@ class KeyValueSpace:
         )
         if value.contents.type != STRING:
             raise PmixError(f"the value of {key} is not a string")
-        text: bytes = value.contents.data.text
-        return text.decode()
+        text: bytes | None = value.contents.data.text
+        return (text or b"").decode(errors="replace")
 
     def _call(self, function: str, *arguments: object) -> None:
         if os.getpid() != self._pid:

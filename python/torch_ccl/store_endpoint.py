@@ -4,6 +4,7 @@ A store identifies its job by a key, so that a rank never joins the store of ano
 happens to use the same port.
 """
 
+import re
 import secrets
 import time
 from datetime import timedelta
@@ -28,7 +29,11 @@ class StoreEndpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "StoreEndpoint":
-        port, job, *addresses = text.split(",")
+        """Raises ValueError."""
+        port, job, *addresses = [*text.split(","), ""]
+        addresses = [address for address in addresses if address]
+        if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or not addresses:
+            raise ValueError(f"rank 0 has published {text!r} as the address of its store")
         return cls(int(port), job, addresses)
 
     @property

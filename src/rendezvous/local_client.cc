@@ -157,7 +157,7 @@ void LocalClient::send_peer_info(const HostAddress& host_address, int memory_fd,
   std::vector<int> fds{memory_fd};
   if (pid_fd >= 0) fds.push_back(pid_fd);
   report_failure([&] {
-    send_packet(socket_.get(), options_->make_peer_info(host_address.address), deadline_, fds);
+    send_packet(socket_.get(), options_->make_peer_info(host_address.text()), deadline_, fds);
   });
 }
 

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -43,6 +44,8 @@ struct JoinReply {
 
 struct HostAddress {
   char address[64];  // that this host advertises to the others; empty if there are none
+  /// A received one may lack the terminator.
+  [[nodiscard]] std::string text() const { return {address, ::strnlen(address, sizeof address)}; }
 };
 
 /// Success, or why a rendezvous failed.

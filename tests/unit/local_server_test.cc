@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <future>
 
 #include "base/unix_socket.h"
@@ -147,6 +149,42 @@ INSTANTIATE_TEST_SUITE_P(
         BadPeerInfo{"UnterminatedText", [](PeerInfo& info) { std::ranges::fill(info.host, 'x'); },
                     kOutOfRange}),
     [](const auto& info) { return std::string(info.param.name); });
+
+/// The last packet of a coordinator that proves itself; the client then has the address.
+TEST(LocalClient, AnAddressWithoutTerminatorIsCutAtItsLength) {
+  MemoryStore store;
+  std::string address;
+  const RendezvousOptions options{.store = &store,
+                                  .group = "world",
+                                  .secret = "secret of client " + std::to_string(::getpid()),
+                                  .rank = 1,
+                                  .size = 2,
+                                  .timeout = 20s,
+                                  .deadline = deadline_after(20s),
+                                  .make_peer_info =
+                                      [&](const std::string& host_address) {
+                                        address = host_address;
+                                        return PeerInfo{};
+                                      },
+                                  .apply_roster = [](const Roster&) {}};
+  const Fd listener = listen_on(rendezvous_socket_name(options.secret));
+  const auto coordinator = std::async(std::launch::async, [&] {
+    const Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const Challenge challenge = make_challenge();
+    send_packet(socket.get(), challenge, options.deadline);
+    const auto request = receive_packet<JoinRequest>(socket.get(), options.deadline);
+    send_packet(socket.get(),
+                JoinReply{confirm(options.secret, challenge, request.response, kLocalHandshake), 0},
+                options.deadline);
+    HostAddress unterminated;
+    std::memset(unterminated.address, 'x', sizeof unterminated.address);
+    send_packet(socket.get(), unterminated, options.deadline);
+    static_cast<void>(receive_packet<PeerInfo>(socket.get(), options.deadline));
+  });
+  const Fd memory{::memfd_create("local_client_test", MFD_CLOEXEC)};
+  EXPECT_THROW(LocalClient::connect(options)->join(memory.get(), -1), Error);
+  EXPECT_EQ(address, std::string(sizeof HostAddress::address, 'x'));
+}
 
 }  // namespace
 }  // namespace tccl

@@ -138,8 +138,13 @@ Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) 
 
 Error LocalGroup::fail(const Error& reason, int reporter) noexcept {
   const std::lock_guard lock(mutex_);
-  if (freed_) return reason;                // the memory may belong to another group now
-  if (failed()) return failure_or(reason);  // the first failing rank marks the others
+  if (freed_) return reason;  // the memory may belong to another group now
+  if (failed()) {             // the first failing rank marks the others
+    // The caller may now change memory that it has published. Whoever reads the change sees that
+    // rank's mark: pairs with the fence of ShmBoard::throw_if_any_rank_failed().
+    std::atomic_thread_fence(std::memory_order_release);
+    return failure_or(reason);
+  }
   FailureRecord& record = mine_->failure;
   record.code = reason.code();
   record.reporter = reporter;

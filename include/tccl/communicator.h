@@ -93,6 +93,14 @@ class TCCL_API Communicator {
   /// Returns null for a negative color.
   virtual std::shared_ptr<Communicator> split(int color, int key, Options options) = 0;
 
+  /// Collective over the ranks that are not in `excluded`: these form a new communicator, in their
+  /// order. Needs no store. Works also after this communicator has failed and ranks have died, and
+  /// leaves it as it is; operations in flight continue, unless abort() is called first. All ranks
+  /// must exclude the same ranks. If a rank dies, does not call within `options.timeout`, or
+  /// excludes other ranks, the call fails on all ranks and can be repeated by all. The names of
+  /// ranks in an Error are those of this communicator.
+  virtual std::shared_ptr<Communicator> shrink(std::vector<int> excluded, Options options) = 0;
+
   /// Sequence number of the next collective.
   [[nodiscard]] virtual std::uint32_t next_sequence() const noexcept = 0;
   /// Why the communicator failed, or null if it has not.

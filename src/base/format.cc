@@ -14,4 +14,8 @@ std::string joined(const std::vector<int>& numbers) {
   return fmt::format("{}", fmt::join(numbers, ","));
 }
 
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ","));
+}
+
 }  // namespace tccl

@@ -21,4 +21,7 @@ std::string formatted(fmt::format_string<Args...> format, Args&&... args) {
 /// "0,1,3"
 std::string joined(const std::vector<int>& numbers);
 
+/// "rank 2" or "ranks 0,1,3"
+std::string ranks_text(const std::vector<int>& ranks);
+
 }  // namespace tccl

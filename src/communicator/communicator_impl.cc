@@ -7,6 +7,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "communicator/group_description.h"
+#include "communicator/shrink.h"
 #include "communicator/split.h"
 #include "communicator/validate.h"
 #include "operation/op_traits.h"
@@ -185,6 +186,22 @@ std::shared_ptr<Communicator> CommunicatorImpl::split(int color, int key, Option
   return communicator;
 }
 
+std::shared_ptr<Communicator> CommunicatorImpl::shrink(std::vector<int> excluded, Options options) {
+  context_->check_usable();
+  const auto keep_open = [this] {
+    std::unique_lock lock(mutex_);
+    if (has_departed_) throw Error(Errc::aborted, formatted("group {} is closed", name()));
+    return lock;
+  };
+  const std::lock_guard one_at_a_time(shrink_mutex_);
+  GroupParts parts =
+      shrink_group(*context_, parts_, shrink_state_, std::move(excluded), options, keep_open);
+  auto communicator =
+      std::make_shared<CommunicatorImpl>(context_, std::move(parts), std::move(options));
+  context_->add_communicator(communicator);
+  return communicator;
+}
+
 std::exception_ptr CommunicatorImpl::error() const noexcept {
   try {
     if (context_->forked())
@@ -259,8 +276,8 @@ void CommunicatorImpl::close() noexcept {
   executor_->close(deadline_after(kCommunicatorFlushTimeout));
   const Notice departure = membership_.depart(executor_->last_sequence());
   if (membership_.over_several_hosts()) context_->record_departure(departure);
-  parts_.secret.reset();
   const std::lock_guard lock(mutex_);
+  parts_.secret.reset();
   if (group_.failed()) final_error_ = std::make_exception_ptr(group_.failure());
   has_departed_ = true;
   group_.close();

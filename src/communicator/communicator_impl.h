@@ -4,7 +4,7 @@
 //   run(allreduce) -> OperationQueue -> Executor -> algorithm -> Board / NetworkChannel -> kernels
 //   start(send)    -> P2p -> Link
 //
-// Building and splitting groups: group_builder.h, split.h.
+// Building, splitting and shrinking groups: group_builder.h, split.h, shrink.h.
 // Thread safety: every method may be called from any thread.
 #pragma once
 
@@ -12,12 +12,14 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "communicator/context_impl.h"
 #include "communicator/executor.h"
 #include "communicator/group_builder.h"
 #include "communicator/operation_queue.h"
 #include "communicator/p2p.h"
+#include "communicator/shrink.h"
 #include "tccl/communicator.h"
 
 namespace tccl {
@@ -39,6 +41,7 @@ class CommunicatorImpl final : public Communicator {
   void run(OperationList list, const CallOptions& options) override;
   std::shared_ptr<Work> start(OperationList list, CallOptions options) override;
   std::shared_ptr<Communicator> split(int color, int key, Options options) override;
+  std::shared_ptr<Communicator> shrink(std::vector<int> excluded, Options options) override;
   [[nodiscard]] std::uint32_t next_sequence() const noexcept override {
     return queue_->next_sequence();
   }
@@ -84,6 +87,8 @@ class CommunicatorImpl final : public Communicator {
   mutable std::mutex mutex_;   // guards the next two
   bool has_departed_ = false;  // the group's memory may be freed
   std::exception_ptr final_error_;
+  std::mutex shrink_mutex_;  // held during shrink(); guards the next
+  ShrinkState shrink_state_;
   std::atomic<bool> closed_{false};  // relaxed: the queue and P2p check again under their locks
 };
 

@@ -15,10 +15,6 @@ namespace {
 constexpr std::chrono::milliseconds kRankZeroGrace{500};
 constexpr std::size_t kMaxNamed = 8;  // processes, so that the message stays readable
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  return formatted("rank{} {}", ranks.size() == 1 ? "" : "s", joined(ranks));
-}
-
 /// The ranks of a group by what they did before the timeout.
 struct Participation {
   std::vector<int> waited;

@@ -13,7 +13,7 @@ namespace tccl {
 /// Sent as bytes between processes of one build.
 struct PeerInfo {
   /// Raised by hand when this struct, the region or a message changes.
-  std::uint64_t abi_version = 0x7463636c'00000008;
+  std::uint64_t abi_version = 0x7463636c'00000009;
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;

@@ -5,6 +5,7 @@
 #include <new>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "base/format.h"
 
@@ -39,6 +40,14 @@ Failure decoded(const std::string& text) {
            end == std::string::npos ? "a rank of another host has failed" : text.substr(end + 1),
            std::move(ranks)}};
 }
+
+/// A `shrink` notice is one of these and a part of a message. A notice is at most about 4 KiB long.
+constexpr char kMoreParts = '+';
+constexpr char kLastPart = '.';
+constexpr std::size_t kShrinkPartBytes = 3072;
+/// More than ranks that follow the protocol send. A message names each rank at most a few times.
+constexpr std::size_t kMaxShrinkMessages = 65'536;
+constexpr std::size_t kMaxShrinkMessageBytes = std::size_t{4} << 20;
 
 /// The text of a `departed` notice: messages sent to the receiver of the notice, and the sequence
 /// number of the last collective.
@@ -238,6 +247,29 @@ void Membership::wake_progress_thread(int rank) noexcept {
   send_notice(remote(rank), GroupNotice::wake, {});
 }
 
+void Membership::send_shrink_message(int rank, std::string_view message) noexcept {
+  do {
+    const std::string_view part = message.substr(0, kShrinkPartBytes);
+    message.remove_prefix(part.size());
+    send_notice(remote(rank), GroupNotice::shrink,
+                (message.empty() ? kLastPart : kMoreParts) + std::string(part));
+  } while (!message.empty());
+}
+
+std::vector<std::string> Membership::take_shrink_messages() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(shrink_messages_, {});
+}
+
+void Membership::handle_shrink(RemoteState& other, std::string_view text) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (text.empty() || has_departed_ || shrink_messages_.size() >= kMaxShrinkMessages ||
+      other.shrink_parts.size() >= kMaxShrinkMessageBytes)
+    return;
+  other.shrink_parts += text.substr(1);
+  if (text.front() == kLastPart) shrink_messages_.push_back(std::exchange(other.shrink_parts, {}));
+}
+
 std::vector<Membership::RemoteState*> Membership::states_of(const RemoteProcess& peer) const {
   std::vector<RemoteState*> states;
   for (const auto& other : remotes_)
@@ -256,6 +288,9 @@ void Membership::handle_notice(const RemoteProcess& from, const Notice& notice) 
         break;
       case GroupNotice::departed:
         handle_departed(*other, notice.text);
+        break;
+      case GroupNotice::shrink:
+        handle_shrink(*other, notice.text);
         break;
       case GroupNotice::wake:
         break;  // handled by the context, before it looks for the group

@@ -7,6 +7,7 @@
 //   failed    the group has failed, and why
 //   departed  this rank has left the group, and how many messages it had sent
 //   wake      messages are waiting: wakes the receiver's progress thread
+//   shrink    a part of a message of communicator/shrink.h
 // A rank that learns of a failure marks the group on its own host and sends one `failed` notice to
 // every rank that it exchanges messages with, so the failure reaches every rank that could wait.
 // Thread safety: every method may be called from any thread.
@@ -17,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "health/control_plane.h"
@@ -27,7 +29,13 @@
 namespace tccl {
 
 /// Kinds of Notice.
-enum class GroupNotice : std::uint32_t { subscribe = 1, failed = 2, departed = 3, wake = 4 };
+enum class GroupNotice : std::uint32_t {
+  subscribe = 1,
+  failed = 2,
+  departed = 3,
+  wake = 4,
+  shrink = 5
+};
 
 /// The two kinds of messages between hosts. Each is counted, so that a receiver knows after a
 /// departure whether more can come.
@@ -101,6 +109,13 @@ class Membership {
   [[nodiscard]] bool cannot_arrive(int rank, TrafficKind traffic,
                                    std::uint64_t message_number) const noexcept;
   void wake_progress_thread(int rank) noexcept;
+
+  // --- shrinking the group: works also after it has failed ---
+  /// To a rank of another host; of any size. Nothing arrives at a rank that has left the group.
+  void send_shrink_message(int rank, std::string_view message) noexcept;
+  /// Those that have arrived since the last call, in the order of each sender.
+  std::vector<std::string> take_shrink_messages();
+
   /// Handles a notice from another host.
   void handle_notice(const RemoteProcess& from, const Notice& notice) noexcept;
   /// Sends the `departed` notices. Nothing is sent or handled afterwards. Returns the notice for
@@ -123,6 +138,7 @@ class Membership {
     Counters sent_before_departure;  // published by `departed`, as is the next
     std::atomic<std::uint32_t> last_sequence{0};
     std::atomic<bool> departed{false};  // handle_departed() releases; see state_of()
+    std::string shrink_parts;           // received, of a message that is not complete
   };
   [[nodiscard]] RemoteState& remote(int rank) const {
     return *remotes_[static_cast<std::size_t>(rank)];
@@ -134,6 +150,7 @@ class Membership {
   void send_departure(RemoteState& to) const noexcept;
   void handle_subscribe(RemoteState& other) noexcept;
   void handle_failed(const std::string& text) noexcept;
+  void handle_shrink(RemoteState& other, std::string_view text) noexcept;
   static void handle_departed(RemoteState& other, const std::string& text) noexcept;
   [[nodiscard]] std::vector<RemoteState*> states_of(const RemoteProcess& peer) const;
   [[nodiscard]] std::string unreachable_hosts() const;
@@ -145,11 +162,13 @@ class Membership {
   int rank_;
   std::vector<std::unique_ptr<RemoteState>> remotes_;
   ControlPlane* control_;
-  mutable std::mutex mutex_;      // guards what follows, and the setting of RemoteState::subscribed
+  /// Guards what follows, the setting of RemoteState::subscribed, and RemoteState::shrink_parts.
+  mutable std::mutex mutex_;
   bool failure_is_sent_ = false;  // to all subscribed ranks
   bool has_departed_ = false;
   Notice departure_notice_;  // valid once has_departed_, as is the next
   std::uint32_t last_sequence_ = 0;
+  std::vector<std::string> shrink_messages_;  // received
 };
 
 }  // namespace tccl

@@ -69,7 +69,7 @@ class NoticeInboxTest : public ::testing::Test {
 
 /// From a process of this job, but perhaps of another version, or damaged.
 TEST_F(NoticeInboxTest, MalformedNoticesDoNoHarm) {
-  for (const std::uint32_t kind : {0U, 4U, 5U, 77U, 0xffffffffU}) {
+  for (const std::uint32_t kind : {0U, 4U, 5U, 6U, 77U, 0xffffffffU}) {
     const auto group = make_group(1);
     group->handle_notice(*remote, {1, kind, "text"});
     EXPECT_FALSE(group->failed()) << kind;
@@ -80,6 +80,20 @@ TEST_F(NoticeInboxTest, MalformedNoticesDoNoHarm) {
     group->handle_notice(*remote, {1, static_cast<std::uint32_t>(GroupNotice::failed), text});
     EXPECT_TRUE(group->failed()) << text;
   }
+}
+
+TEST_F(NoticeInboxTest, AShrinkMessageIsPutTogetherFromItsParts) {
+  const auto group = make_group(1);
+  const auto receive = [&](const std::string& text) {
+    group->handle_notice(*remote, {1, static_cast<std::uint32_t>(GroupNotice::shrink), text});
+  };
+  receive("+first ");
+  EXPECT_TRUE(group->take_shrink_messages().empty());
+  receive(".message");
+  receive(".second");
+  receive("");  // not from a rank that follows the protocol
+  EXPECT_EQ(group->take_shrink_messages(), (std::vector<std::string>{"first message", "second"}));
+  EXPECT_TRUE(group->take_shrink_messages().empty());
 }
 
 TEST_F(NoticeInboxTest, FindsTheGroupThatTheNoticeNames) {

@@ -2,9 +2,10 @@
 // ranks of its host map. A header page (RegionHeader), and a body with one PeerCounters per peer
 // and the slots (RegionLayout).
 //
-// Only the owner writes here, except atomic words: peers notify the two doorbells and mark the
-// region as failed. A region is freed when every peer has departed or died (LocalGroup::try_free). A
-// notification that comes later is harmless, and a failure mark does not fit (FailureMark).
+// Only the owner writes here, except atomic words: peers notify the two doorbells, mark the region
+// as failed and, in the region of local rank 0, decide how a shrink ends. A region is freed when
+// every peer has departed or died (LocalGroup::try_free). A notification that comes later is
+// harmless, and a failure mark does not fit (FailureMark).
 // Thread safety: see the pairing comment of each atomic.
 #pragma once
 
@@ -84,6 +85,15 @@ struct alignas(64) PeerCounters {
   std::atomic<std::uint64_t> returned_credit;  // in all, for its eager messages
 };
 
+/// See local_agreement.h.
+struct LocalAgreementWords {
+  /// Offsets of LocalAgreement's texts in the owner's shared memory; of attempt i at i % 2.
+  std::atomic<std::uint64_t> offers[2];
+  std::atomic<std::uint64_t> outcomes[2];
+  /// In the region of local rank 0: attempt << 32 | 1 + the local rank whose outcome was decided.
+  std::atomic<std::uint64_t> decision;
+};
+
 /// The first page of a region.
 struct RegionHeader {
   alignas(64) std::atomic<std::uint64_t> group_uid;  // any other value: the owner has departed
@@ -91,7 +101,8 @@ struct RegionHeader {
   std::atomic<std::uint32_t> departed;               // 1: the owner has left the group cleanly
   std::atomic<FailureMark> failure_mark;
   std::atomic<std::uint64_t> lost_rank;  // a LostRank, packed by LocalGroup::note_lost()
-  StepHeader step_headers[kSlots];       // the owner's last steps; global step i at i % kSlots
+  LocalAgreementWords agreement;
+  StepHeader step_headers[kSlots];  // the owner's last steps; global step i at i % kSlots
   alignas(64) std::atomic<std::uint64_t> acknowledged;  // in-place reads before this step are done
   CollectiveDoorbell collective_doorbell;
   Doorbell p2p_doorbell;  // for threads that wait for the owner's sends and receives

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/fd.h"
+#include "base/format.h"
 
 namespace tccl {
 namespace {
@@ -100,7 +101,7 @@ CpuQuota tightest_in(const std::string& root, bool v2) {
   const std::optional<Hierarchy> hierarchy = find_hierarchy(root, v2);
   if (!hierarchy) return tightest;
   for (std::string path = hierarchy->path;; path.resize(path.rfind('/'))) {
-    const std::string directory = root + hierarchy->mount_point + path;
+    const std::string directory = formatted("{}{}{}", root, hierarchy->mount_point, path);
     const double cpus = limit_in(directory, v2);
     if (cpus > 0 && (!tightest.is_limited() || cpus < tightest.cpus))
       tightest = {cpus, id_of(directory)};

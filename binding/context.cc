@@ -74,6 +74,19 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
   }
 }
 
+std::shared_ptr<tccl::Communicator> shrink_communicator(tccl::Communicator& parent,
+                                                        std::vector<int> excluded,
+                                                        tccl::Communicator::Options options,
+                                                        bool is_world) {
+  try {
+    auto made = parent.shrink(std::move(excluded), std::move(options));
+    if (is_world) set_world(made);
+    return made;
+  } catch (const tccl::Error& error) {
+    throw_torch_error(error);
+  }
+}
+
 void close_context(std::chrono::milliseconds wait_for_operations) {
   std::shared_ptr<tccl::Context> context;
   {

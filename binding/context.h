@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "tccl/communicator.h"
 
@@ -20,6 +21,13 @@ std::shared_ptr<tccl::Communicator> make_communicator(const c10::intrusive_ptr<c
                                                       int rank, int size,
                                                       tccl::Communicator::Options options,
                                                       bool is_world);
+
+/// Collective over the ranks of `parent` that are not excluded: see tccl::Communicator::shrink().
+/// With `is_world` the result is the group of all ranks from now on.
+std::shared_ptr<tccl::Communicator> shrink_communicator(tccl::Communicator& parent,
+                                                        std::vector<int> excluded,
+                                                        tccl::Communicator::Options options,
+                                                        bool is_world);
 
 /// Closes the context and joins its threads: see tccl::Context::close(). Python calls it before the
 /// interpreter shuts down.

@@ -59,15 +59,20 @@ std::string replaced_backend(const CpuBackend::Options& options) {
 
 CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
                        c10::intrusive_ptr<Options> options, std::string name)
-    : BackendBase(rank, size),
+    : CpuBackend(make_communicator(store, rank, size,
+                                   {.name = name,
+                                    .timeout = options->timeout,
+                                    .serves = replaced_backend(*options),
+                                    .ranks_in_parent = global_ranks(*options)},
+                                   options->is_world),
+                 options, name) {}
+
+CpuBackend::CpuBackend(std::shared_ptr<tccl::Communicator> communicator,
+                       c10::intrusive_ptr<Options> options, std::string name)
+    : BackendBase(communicator->rank(), communicator->size()),
       options_(std::move(options)),
-      group_{rank, size, std::move(name), options_->backend},
-      communicator_(make_communicator(store, rank, size,
-                                      {.name = group_.name,
-                                       .timeout = options_->timeout,
-                                       .serves = replaced_backend(*options_),
-                                       .ranks_in_parent = global_ranks(*options_)},
-                                      options_->is_world)),
+      group_{communicator->rank(), communicator->size(), std::move(name), options_->backend},
+      communicator_(std::move(communicator)),
       staging_bytes_(context()->staging_bytes()),
       timeout_(options_->timeout) {
   init();

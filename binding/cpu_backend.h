@@ -50,6 +50,9 @@ class CpuBackend : public BackendBase {
   /// `name` appears in messages.
   CpuBackend(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options,
              std::string name);
+  /// The backend of a group that exists.
+  CpuBackend(std::shared_ptr<tccl::Communicator> communicator, c10::intrusive_ptr<Options> options,
+             std::string name);
   ~CpuBackend() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -144,6 +147,8 @@ class CpuBackend : public BackendBase {
  protected:
   [[nodiscard]] const Options& options() const noexcept { return *options_; }
   [[nodiscard]] CoalescingState& coalescing() noexcept { return group_.coalescing; }
+  [[nodiscard]] const std::string& name() const noexcept { return group_.name; }
+  [[nodiscard]] tccl::Communicator& communicator() noexcept { return *communicator_; }
   /// `timeout`, or the group's if that is zero or negative.
   [[nodiscard]] std::chrono::milliseconds effective_timeout(
       std::chrono::milliseconds timeout) const;

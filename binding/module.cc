@@ -49,6 +49,19 @@ c10::intrusive_ptr<ProcessGroupCCL> construct(const ProcessGroupCCL::StorePtr& s
                                               c10::make_intrusive<Options>(timeout, backend), name);
 }
 
+// torch.distributed.shrink_group() calls it.
+ProcessGroupCCL::BackendPtr shrink(const c10::intrusive_ptr<ProcessGroupCCL>& group,
+                                   const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                                   const ProcessGroupCCL::OptionsPtr& options) {
+  ProcessGroupCCL::BackendPtr shrunk;
+  {
+    const py::gil_scoped_release without_gil;
+    shrunk = group->shrink(ranks_to_exclude, shrink_flags, options);
+  }
+  py::module_::import("torch_ccl.shrunk_store").attr("replace_lost_store")(group, shrunk);
+  return shrunk;
+}
+
 tccl::WireFormat wire_format_named(const std::string& name) {
   if (const auto format = tccl::wire_format_named(name)) return *format;
   throw py::value_error("wire_dtype must be same, bf16 or int8, not " + name);
@@ -115,6 +128,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           "torch calls it on the ranks outside a new group; only members take part in ours.")
       .def("get_error", &ProcessGroupCCL::getError, ReleaseGil(),
            "The kind of error that failed the group, or SUCCESS.");
+
+  if (torch_ccl::kHasShrinkGroup)
+    group.def("shrink", &torch_ccl::shrink, py::arg("ranks_to_exclude"),
+              py::arg("shrink_flags") = 0, py::arg("opts_override").none(true) = py::none(),
+              "Form a new group of the ranks that are not excluded.");
 
   module.def("create", &torch_ccl::create, py::arg("group"), py::arg("options").none(true),
              py::arg("name"), ReleaseGil(),

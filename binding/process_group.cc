@@ -1,9 +1,16 @@
 #include "process_group.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 namespace torch_ccl {
 namespace {
+
+/// torch.distributed.SHRINK_ABORT
+constexpr int kShrinkAbort = 1;
+/// At the end of a group's name, as in torch's group_desc.
+constexpr std::string_view kShrunk = ":shrunk";
 
 // Without the global ranks, which differ in the new group.
 c10::intrusive_ptr<CpuBackend::Options> copy_options(const BackendBase::OptionsPtr& given,
@@ -72,6 +79,30 @@ ProcessGroupCCL::BackendPtr ProcessGroupCCL::merge(const StorePtr& store, const 
   std::string name = merged_options->group_name;
   return c10::make_intrusive<ProcessGroupCCL>(store, rank, size, std::move(merged_options),
                                               std::move(name));
+}
+
+// The global ranks: after shrinking the group of all ranks, torch's are those of the new group; of
+// another group they stay the same.
+ProcessGroupCCL::BackendPtr ProcessGroupCCL::shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                                    int shrink_flags,
+                                                    const OptionsPtr& given_options) {
+  const std::vector<int> excluded(ranks_to_exclude.begin(), ranks_to_exclude.end());
+  auto shrunk_options = copy_options(given_options ? given_options : getBackendOptions(),
+                                     effective_timeout(kNoTimeout));
+  shrunk_options->is_world = options().is_world;
+  const std::vector<uint64_t>& global_ranks = options().global_ranks_in_group;
+  for (std::size_t rank = 0; rank < global_ranks.size(); ++rank)
+    if (std::ranges::find(excluded, static_cast<int>(rank)) == excluded.end())
+      shrunk_options->global_ranks_in_group.push_back(global_ranks[rank]);
+  if ((shrink_flags & kShrinkAbort) != 0)
+    communicator().abort(c10::str("shrink_group() excludes ", excluded));
+  std::string shrunk_name = name();
+  if (!shrunk_name.ends_with(kShrunk)) shrunk_name += kShrunk;
+  auto shrunk = shrink_communicator(communicator(), excluded,
+                                    {.name = shrunk_name, .timeout = shrunk_options->timeout},
+                                    shrunk_options->is_world);
+  return c10::make_intrusive<ProcessGroupCCL>(std::move(shrunk), std::move(shrunk_options),
+                                              std::move(shrunk_name));
 }
 
 // ---- routing

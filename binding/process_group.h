@@ -33,6 +33,12 @@ class ProcessGroupCCL final : public CpuBackend {
   BackendPtr merge(const StorePtr& store, const OptionsPtr& options, const int& rank,
                    const int& size) override;
 
+  bool supportsShrinking() const override { return true; }
+  /// Collective over the ranks that are not excluded. With SHRINK_ABORT this group fails first on
+  /// all ranks, which ends operations in flight; otherwise it stays as it is.
+  BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                    const OptionsPtr& options) override;
+
   // ---- routed by the device of the tensors
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;

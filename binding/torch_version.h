@@ -83,6 +83,9 @@ inline void copy_group_description([[maybe_unused]] const c10d::Backend::Options
 
 // ---- the backend
 
+/// Whether torch.distributed.shrink_group() exists.
+inline constexpr bool kHasShrinkGroup = TORCH_CCL_AT_LEAST(10);
+
 inline void set_timeout([[maybe_unused]] c10d::Backend& backend,
                         [[maybe_unused]] std::chrono::milliseconds timeout) {
 #if TORCH_CCL_AT_LEAST(9)
@@ -108,6 +111,12 @@ class BackendBase : public c10d::Backend {
                            const OptionsPtr& options) = 0;
   virtual BackendPtr merge(const StorePtr& store, const OptionsPtr& options, const int& rank,
                            const int& size) = 0;
+#endif
+
+#if !TORCH_CCL_AT_LEAST(10)
+  virtual bool supportsShrinking() const = 0;
+  virtual BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                            const OptionsPtr& options) = 0;
 #endif
 
 #if TORCH_CCL_AT_LEAST(14)

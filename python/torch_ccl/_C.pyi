@@ -4,7 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, Backend, ErrorType, Store, Work
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    Backend,
+    BroadcastOptions,
+    ErrorType,
+    Store,
+    Work,
+)
 
 class ProcessGroupCCL(Backend):
     class Options(Backend.Options):
@@ -25,6 +32,13 @@ class ProcessGroupCCL(Backend):
         self, tensors: list[torch.Tensor], options: AllreduceOptions, wire_dtype: str
     ) -> Work: ...
     def allreduce(self, tensors: list[torch.Tensor], opts: AllreduceOptions = ...) -> Work: ...
+    def shrink(  # from torch 2.10
+        self,
+        ranks_to_exclude: list[int],
+        shrink_flags: int = 0,
+        opts_override: Backend.Options | None = None,
+    ) -> Backend: ...
+    def broadcast(self, tensors: list[torch.Tensor], opts: BroadcastOptions = ...) -> Work: ...
     def get_error(self) -> ErrorType: ...
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def _set_device_backend(self, device: str, backend: Backend) -> None: ...

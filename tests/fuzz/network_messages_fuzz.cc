@@ -75,7 +75,7 @@ void read_notices(fuzz::Input& input) {
     membership.handle_notice(*remote,
                              {1, static_cast<std::uint32_t>(kind), std::string(input.take_text())});
     static_cast<void>(membership.cannot_arrive(1, TrafficKind::collective, 0));
-    if (const auto lost = membership.find_lost_rank(1))
+    if (const auto lost = membership.find_lost_rank(1, Membership::Losses::all))
       static_cast<void>(membership.lost_error(*lost, "allreduce"));
     membership.note_lost_ranks();
   }

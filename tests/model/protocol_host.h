@@ -107,7 +107,7 @@ class Group {
     GroupParts& own = parts_[static_cast<std::size_t>(rank)];
     own.local_group->set_members(std::move(members), ranks, rank);
     set_all_members(host_.context(rank), own, HostMap(std::vector<int>(ranks.size(), 0)), {});
-    host_.context(rank).on_group_built(*own.membership, host_.ranks());
+    host_.context(rank).on_group_built(*own.membership, {.on_same_cpus = host_.ranks()});
     boards_.push_back(std::make_unique<shm::ShmBoard>(
         *own.local_group, heap(rank), [](std::uint8_t) { return "steps"; }, nullptr,
         BackoffPolicy{}));

@@ -105,14 +105,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Pair pair;
   Receiver receiver(pair);
   shm::ShmLink peer(*pair.group(1), 0, kEagerBytes);
-  while (!input.empty()) {
-    const auto action = input.take<std::uint8_t>();
-    if (action % 2 == 0)
-      post_cell(peer, input);
-    else
-      receiver.start((action & 2) != 0, input.take<std::uint16_t>() % 1024, action >> 6,
-                     (action & 4) != 0);
-    receiver.advance();
+  try {
+    while (!input.empty()) {
+      const auto action = input.take<std::uint8_t>();
+      if (action % 2 == 0)
+        post_cell(peer, input);
+      else
+        receiver.start((action & 2) != 0, input.take<std::uint16_t>() % 1024, action >> 6,
+                       (action & 4) != 0);
+      receiver.advance();
+    }
+  } catch (const Error&) {  // a malformed cell fails the group
   }
   return 0;
 }

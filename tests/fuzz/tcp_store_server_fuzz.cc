@@ -1,8 +1,10 @@
 // tcp_store's server: up to three connections with any bytes. It must serve the next client.
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/tcp_socket.h"
@@ -35,8 +37,12 @@ Job& job() {
 Fd connect_to_port(std::uint16_t port) {
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const SocketAddress address = SocketAddress::parse("127.0.0.1", port);
-  if (::connect(fd.get(), address.get(), address.length()) != 0) std::abort();
-  // Closing resets the connection: otherwise the ports of thousands of connections stay taken.
+  while (::connect(fd.get(), address.get(), address.length()) != 0) {
+    if (errno != EADDRNOTAVAIL) std::abort();
+    // The client's connections of the last minute have all ports.
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  // Closing resets the connection: otherwise its port stays taken.
   const linger reset{.l_onoff = 1, .l_linger = 0};
   ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   return fd;

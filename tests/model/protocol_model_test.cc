@@ -154,6 +154,35 @@ TEST(ProtocolModel, AllreducesOfTwoRanks) {
   }));
 }
 
+/// Rank 1 posts its steps and reads those of rank 0 later; rank 0 runs ahead.
+TEST(ProtocolModel, PostedBroadcasts) {
+  constexpr std::size_t kOperations = 6;
+  using Data = std::array<std::int32_t, 16>;
+  expect_no_violation(explore_operations(bounds(2, 1), 2, [](Executor& executor, int rank) {
+    std::array<Data, kOperations> data{};
+    std::array<Operation, kOperations> operations;
+    std::size_t completed = 0;
+    const auto check = [&] {
+      const Data& got = data[completed++];
+      const auto expected = static_cast<std::int32_t>(completed);
+      require(got.front() == expected && got.back() == expected, "the result of the broadcast");
+    };
+    const auto complete = [&] {
+      executor.complete_posted();
+      check();
+    };
+    for (std::size_t i = 0; i < kOperations; ++i) {
+      if (rank == 0) data[i].fill(static_cast<std::int32_t>(i) + 1);
+      operations[i] = broadcast(data[i].data(), data[i].size(), DType::int32, 0);
+      if (rank == 1 && executor.try_post(operations[i], 1h)) continue;
+      while (executor.posted() > 0) complete();
+      executor.run(operations[i], 1h);
+      check();
+    }
+    while (executor.posted() > 0) complete();
+  }));
+}
+
 // ---- departure ----
 
 /// Rank 0 leaves at once after its part of the operation: rank 1 must get the data, not an error.

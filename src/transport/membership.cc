@@ -138,8 +138,8 @@ Error Membership::lost_error(const LostRank& lost, const std::string& operation)
     }
     case LostRank::Kind::ended:
       return {Errc::peer_lost,
-              formatted("{} left or died before rank {} first contacted it, for {} (connection "
-                        "closed by peer)",
+              formatted("{} left or died before the host of rank {} first contacted it, for {} "
+                        "(connection closed by peer)",
                         name_of_lost, rank_, operation),
               {lost.rank}};
     case LostRank::Kind::died:

@@ -713,7 +713,7 @@ TEST(Hosts, ARankThatExitsBeforeItIsContactedIsNotCalledDead) {
     static_cast<void>(store->get("left", 20s));
     const std::string reason = error_text_of([&] { expect_sum(*comm); });
     check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
-    check(reason.find("left or died before rank 0 first contacted it") != std::string::npos,
+    check(reason.find("left or died before the host of rank 0 first contacted it") != std::string::npos,
           reason.c_str());
   });
   ranks.expect_all_exit_cleanly();

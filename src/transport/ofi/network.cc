@@ -1,14 +1,14 @@
 #include "transport/ofi/network.h"
 
+#include <rdma/fi_errno.h>
+
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "base/format.h"
 #include "base/log.h"
 #include "tccl/error.h"
-#include "transport/ofi/library.h"
 
 namespace tccl::ofi {
 namespace {
@@ -102,10 +102,11 @@ void Network::sort_cells() {
     const Request& request = buffer->incoming();
     CellAddress address;
     std::memcpy(&address, buffer->header(), sizeof address);
-    if (request.error() == ECANCELED) return true;
-    if (request.error() != 0 || request.bytes() < MessageBuffer::kHeaderBytes) {
-      warn_dropped(request.error() != 0 ? library().strerror(request.error())
-                                        : "it is too short for a header");
+    if (request.error() == FI_ETRUNC) warn_dropped("it is too long");
+    // Other errors: cancelled, or the connection broke while the message arrived (the sender died).
+    if (request.error() != 0) return true;
+    if (request.bytes() < MessageBuffer::kHeaderBytes) {
+      warn_dropped("it is too short for a header");
       return true;
     }
     if (const auto found = cells_.find(address.group_tag); found != cells_.end())

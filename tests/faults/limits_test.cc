@@ -239,7 +239,7 @@ void expect_every_shortage_is_named(int victim) {
       for (const std::string& part :
            {static_cast<int>(rank) == victim ? "" : "rank " + std::to_string(victim) + " (host ",
             std::string("Too many open files: the limit of this process is "),
-            std::string("(RLIMIT_NOFILE), `ulimit -n` raises it to ")})
+            std::string("(RLIMIT_NOFILE), `ulimit -n` raises it")})
         EXPECT_NE(line.text.find(part), std::string::npos) << "rank " << rank << " " << line.text;
     }
   }
@@ -258,7 +258,7 @@ TEST_F(LimitsProcess, NoDescriptors) {
         limit(RLIMIT_NOFILE, static_cast<rlim_t>(lowest) + 2);
       },
       {"Too many open files: the limit of this process is ",
-       "(RLIMIT_NOFILE), `ulimit -n` raises"});
+       "(RLIMIT_NOFILE), which only an administrator can raise: it is the hard limit"});
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "health/peer_table.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace tccl::control {
 
 void PeerTable::add_secret(const std::string& secret) { secrets_[key_id(secret)] = secret; }
@@ -7,8 +10,10 @@ void PeerTable::add_secret(const std::string& secret) { secrets_[key_id(secret)]
 void PeerTable::retire_secret(const std::string& secret) {
   for (const auto& [id, weak] : peers_) {
     const auto peer = weak.lock();
+    if (!peer || std::ranges::find(peer->secrets, secret) == peer->secrets.end()) continue;
     // The last one stays: notices of the closed group may wait for a connection.
-    if (peer && peer->secrets.size() > 1) std::erase(peer->secrets, secret);
+    peer->last_secret_is_retired = peer->secrets.size() == 1;
+    if (!peer->last_secret_is_retired) std::erase(peer->secrets, secret);
   }
   retired_.push_back(key_id(secret));
   if (retired_.size() <= max_retired_) return;
@@ -32,6 +37,7 @@ std::shared_ptr<RemotePeer> PeerTable::find_or_add(const RemoteProcess::Identity
 std::shared_ptr<RemotePeer> PeerTable::find_or_add(const RemoteProcess::Identity& identity,
                                                    const std::string& secret) {
   auto peer = find_or_add(identity);
+  if (std::exchange(peer->last_secret_is_retired, false)) peer->secrets.clear();
   std::erase(peer->secrets, secret);
   peer->secrets.push_back(secret);
   return peer;

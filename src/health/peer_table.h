@@ -24,7 +24,8 @@ struct RemotePeer final : RemoteProcess {
 
   /// For connections from this process: those of the groups in use, newest last.
   std::vector<std::string> secrets;
-  std::string queued_notices;  // encoded; they wait for the first authenticated connection
+  bool last_secret_is_retired = false;  // kept until there is another one
+  std::string queued_notices;           // encoded; they wait for the first authenticated connection
   /// Notices use the first one, so they stay in order.
   std::vector<Connection*> authenticated;
   bool wanted = false;      // send_notice() was called

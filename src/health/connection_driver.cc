@@ -12,6 +12,7 @@ namespace {
 
 using Stage = Handshake::Stage;
 using State = RemoteProcess::State;
+using Warning = DeferredActions::Warning;
 
 constexpr int kMaxFailedHandshakes = 3;
 /// A peer that has died closes all its connections at the same time.
@@ -26,7 +27,8 @@ void ConnectionDriver::advance(Connection& connection, DeferredActions& actions)
     close(connection, closed, actions);
   } catch (const Error& error) {
     if (connection.is_authenticated())
-      actions.warn(formatted("closed the control connection to {} ({}): {}",
+      actions.warn(Warning::broken,
+                   formatted("closed the control connection to {} ({}): {}",
                              connection.remote_address, connection.peer->where(), error.what()));
     close(connection, {State::died, error.what()}, actions);
   }
@@ -113,7 +115,8 @@ void ConnectionDriver::close(Connection& connection, const ConnectionClosed& clo
   else if (connection.peer)
     on_attempt_failed(connection, closed, actions);
   else
-    actions.warn(formatted("dropped an unauthenticated control connection from {}: {}",
+    actions.warn(Warning::unauthenticated,
+                 formatted("dropped an unauthenticated control connection from {}: {}",
                            connection.remote_address, closed.reason));
   connections_.remove(connection);
 }
@@ -147,8 +150,8 @@ void ConnectionDriver::on_attempt_failed(const Connection& connection,
   // meanwhile. One that does not accept a response again and again is another process.
   if (++peer.failed_handshakes < kMaxFailedHandshakes) return;
   actions.set_final_state(connection.peer, State::died);
-  actions.warn(formatted("no control connection to {} ({}): {}", connection.remote_address,
-                         peer.where(), closed.reason));
+  actions.warn(Warning::refused, formatted("no control connection to {} ({}): {}",
+                                           connection.remote_address, peer.where(), closed.reason));
 }
 
 }  // namespace tccl::control

@@ -131,8 +131,8 @@ void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer, Actions* 
     Fd socket = start_connecting(address, options_.liveness_timeout);
     if (!socket && is_local_shortage(errno)) {
       if (actions != nullptr)
-        actions->warn(
-            formatted("no control connection to {} yet: {}", peer->where(), reason_of(errno)));
+        actions->warn(Actions::Warning::shortage, formatted("no control connection to {} yet: {}",
+                                                            peer->where(), reason_of(errno)));
       return;
     }
     if (!socket) return set_final_state(*peer, state_after_failed_connect(errno));
@@ -201,8 +201,10 @@ void ControlPlane::accept_connection(Fd socket, Actions& actions) {
   const SocketAddress from = SocketAddress::of_remote_end(socket.get());
   if (connections_.count_unauthenticated() >= kMaxUnauthenticated ||
       connections_.count_unauthenticated_of(from.host()) >= kMaxUnauthenticatedOfOneHost)
-    return actions.warn(formatted(
-        "refused a control connection from {}: too many others are unauthenticated", from.text()));
+    return actions.warn(
+        Actions::Warning::flood,
+        formatted("refused a control connection from {}: too many others are unauthenticated",
+                  from.text()));
   set_liveness_options(socket.get(), options_.liveness_timeout);
   Connection connection{.socket = std::move(socket),
                         .remote_host = from.host(),
@@ -213,7 +215,8 @@ void ControlPlane::accept_connection(Fd socket, Actions& actions) {
   try {
     driver_.advance(connections_.add(std::move(connection)), actions);
   } catch (const Error& error) {  // the peer will try again
-    actions.warn(formatted("could not accept a control connection: {}", error.what()));
+    actions.warn(Actions::Warning::shortage,
+                 formatted("could not accept a control connection: {}", error.what()));
   }
 }
 

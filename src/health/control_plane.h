@@ -10,7 +10,7 @@
 //
 // The handshake is base/challenge_response.h with a secret that both processes were given. An
 // accepted connection that is not authenticated after 2 s, or sends anything else, is dropped with
-// one warning per process. Both sides may connect at the same time: then there are two connections,
+// a warning, one per kind and process. Both sides may connect at the same time: then there are two connections,
 // and the peer is taken for departed or dead when both are closed. If only one of them breaks, this
 // side closes the other a second later: a notice may have been lost.
 //

@@ -131,8 +131,9 @@ void ConnectionDriver::on_authenticated_closed(const Connection& connection,
     return actions.set_final_state(connection.peer, peer.departed ? State::departed : closed.state);
   // Another connection may still carry notices that were sent before. If it does not end, too, the
   // peer is alive, but a notice may have been lost with this one.
-  if (closed.state != State::departed)
-    peer.close_all_at = std::min(peer.close_all_at, deadline_after(kLastNoticesTimeout));
+  if (closed.state == State::departed || peer.close_all_at != Deadline::max()) return;
+  peer.close_all_at = deadline_after(kLastNoticesTimeout);
+  peer.state_after_break = closed.state;
 }
 
 void ConnectionDriver::on_attempt_failed(const Connection& connection,

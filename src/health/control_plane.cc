@@ -169,7 +169,9 @@ void ControlPlane::on_timer(Actions& actions) {
     driver_.close(*connection, {State::unreachable, "the peer did not authenticate itself in time"},
                   actions);
   for (Connection* connection : connections_.of_broken_peers(Clock::now()))
-    driver_.close(*connection, {State::died, "another connection to the peer broke"}, actions);
+    driver_.close(*connection,
+                  {connection->peer->state_after_break, "another connection to the peer broke"},
+                  actions);
   for (const auto& peer : peers_.wanted()) connect_to(peer, &actions);
 }
 

@@ -36,6 +36,7 @@ struct RemotePeer final : RemoteProcess {
   int failed_handshakes = 0;
   /// One of several connections broke: the others are closed at this time.
   Deadline close_all_at = Deadline::max();
+  State state_after_break = State::died;  // what the end of the broken one said about the peer
 };
 
 /// The ControlPlane hands out RemotePeers as RemoteProcesses.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 #include "base/format.h"
 #include "base/system_error.h"
@@ -107,19 +108,26 @@ std::shared_ptr<RemoteProcess> ControlPlane::add_peer(const RemoteProcess::Ident
   return peers_.find_or_add(identity, secret);
 }
 
-void ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
+bool ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
                                const Notice& notice) noexcept {
   const std::lock_guard lock(mutex_);
   const auto peer = as_peer(process);
-  if (phase_ != Phase::open || peer->has_final_state) return;
-  if (peer->authenticated.empty()) {
-    peer->queued_notices += encode(notice);
-    return connect_to(peer);
+  if (phase_ != Phase::open || peer->has_final_state) return true;
+  Connection* const connection =
+      peer->authenticated.empty() ? nullptr : peer->authenticated.front();
+  try {
+    (connection != nullptr ? connection->outbox : peer->queued_notices) += encode(notice);
+  } catch (const std::bad_alloc&) {
+    return false;
   }
-  Connection& connection = *peer->authenticated.front();
-  connection.outbox += encode(notice);
-  connection.send_outbox();  // at once: the process may be killed before the monitor thread does it
-  connections_.update_events(connection);
+  if (connection == nullptr) {
+    connect_to(peer);
+    return true;
+  }
+  connection
+      ->send_outbox();  // at once: the process may be killed before the monitor thread does it
+  connections_.update_events(*connection);
+  return true;
 }
 
 /// A failure for lack of a local resource is retried by on_timer(), which also logs it.
@@ -145,6 +153,8 @@ void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer, Actions* 
     peer->connecting = true;
   } catch (const Error& error) {
     if (error.code() != Errc::system) set_final_state(*peer, State::unreachable);
+  } catch (const std::bad_alloc&) {
+    // on_timer() tries again.
   }
 }
 

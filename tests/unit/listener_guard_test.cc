@@ -60,6 +60,7 @@ TEST(ListenerGuard, AnAddressOfAnotherFamilyHasNoEffect) {
 }
 
 TEST(ListenerGuard, IPv6) {
+  if (!try_listen(SocketAddress::parse("::1", 0))) return;  // a container without IPv6
   Guarded it("::1");
   ASSERT_TRUE(it.guard.is_filtering());
   it.guard.admit(SocketAddress::parse("fd77::2", 0));

@@ -224,6 +224,13 @@ void connect_as_stranger(const Node& node) {
   EXPECT_TRUE(sent && dropped);
 }
 
+/// What a death test has written to stderr, which is a file then.
+std::string captured_log() {
+  char text[4096] = {};
+  static_cast<void>(!::pread(STDERR_FILENO, text, sizeof text - 1, 0));
+  return text;
+}
+
 /// Warnings of a kind are written once per process, so the test needs a new one. A warning of another
 /// kind does not suppress them.
 TEST(ControlPlaneDeathTest, AShortageOfDescriptorsIsLogged) {
@@ -240,9 +247,10 @@ TEST(ControlPlaneDeathTest, AShortageOfDescriptorsIsLogged) {
         const bool limited = ::setrlimit(RLIMIT_NOFILE, &limits) == 0;
         const auto b_at_a = a.add(b);
         a.connect(b_at_a);
-        std::this_thread::sleep_for(1500ms);  // the third attempt
+        const bool logged = eventually(
+            [] { return captured_log().find(" yet: Too many open files") != std::string::npos; });
         a.control.close();
-        ::_exit(limited && b.texts().empty() ? 0 : 1);
+        ::_exit(limited && logged && b.texts().empty() ? 0 : 1);
       },
       ::testing::ExitedWithCode(0),
       "no control connection to host b, pid [0-9]+ yet: Too many open files: the limit of this "

@@ -4,6 +4,7 @@ import atexit
 import functools
 import os
 import sys
+import threading
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -53,7 +54,9 @@ def remember_exit_status() -> None:
     @functools.wraps(original)
     def exit_with_status(status: str | int | None = None, /) -> NoReturn:
         global _last_exit
-        _last_exit = (status, _operation_count())
+        # On another thread it ends that thread only.
+        if threading.current_thread() is threading.main_thread():
+            _last_exit = (status, _operation_count())
         original(status)
 
     sys.exit = exit_with_status

@@ -103,7 +103,8 @@ CpuQuota tightest_in(const std::string& root, bool v2) {
   for (std::string path = hierarchy->path;; path.resize(path.rfind('/'))) {
     const std::string directory = formatted("{}{}{}", root, hierarchy->mount_point, path);
     const double cpus = limit_in(directory, v2);
-    if (cpus > 0 && (!tightest.is_limited() || cpus < tightest.cpus))
+    // Of equal limits the outermost: more processes share it.
+    if (cpus > 0 && (!tightest.is_limited() || cpus <= tightest.cpus))
       tightest = {cpus, id_of(directory)};
     if (path.empty()) return tightest;
   }

@@ -1,5 +1,6 @@
 #include "base/environment.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <list>
@@ -29,6 +30,8 @@ std::list<Block>& all_blocks() {
 void set_environment_variable(const std::string& name, const std::string& value) {
   const std::string prefix = name + "=";
   const std::lock_guard lock(environment_mutex);
+  if (const char* const present = ::getenv(name.c_str()); present != nullptr && value == present)
+    return;
   Block& block = all_blocks().emplace_back();
   block.added = prefix + value;
   char** const old = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);  // pairs with the store below

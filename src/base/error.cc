@@ -37,9 +37,15 @@ std::string reason_of(int error) {
   if (error == ENFILE) return reason + " (fs.file-max)";
   rlimit files{};
   if (error != EMFILE || ::getrlimit(RLIMIT_NOFILE, &files) != 0) return reason;
-  return formatted(
-      "{}: the limit of this process is {} (RLIMIT_NOFILE), `ulimit -n` raises it to {}", reason,
-      files.rlim_cur, files.rlim_max);
+  return reason + descriptor_limit_text(files.rlim_cur, files.rlim_max);
+}
+
+std::string descriptor_limit_text(std::uint64_t soft, std::uint64_t hard) {
+  if (soft == RLIM_INFINITY) return {};
+  const std::string text = formatted(": the limit of this process is {} (RLIMIT_NOFILE), ", soft);
+  if (soft == hard) return text + "which only an administrator can raise: it is the hard limit";
+  if (hard == RLIM_INFINITY) return text + "`ulimit -n` raises it";
+  return formatted("{}`ulimit -n` raises it to {}", text, hard);
 }
 
 void throw_system_error(const std::string& what) {

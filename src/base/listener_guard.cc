@@ -6,8 +6,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <limits>
+#include <utility>
+
+#include "base/format.h"
+#include "base/log.h"
+#include "base/system_error.h"
 
 namespace tccl {
 namespace {
@@ -67,22 +73,29 @@ Filter filter_for(const std::vector<SocketAddress>& hosts) {
   Filter filter{BPF_STMT(BPF_LD | BPF_B | BPF_ABS, kOffsetOfFlags),
                 BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, TH_SYN, 1, 0)};
   accept_packet(filter);
-  if (!hosts.empty()) load_source(filter, hosts.front().family());  // all have the listener's
+  if (!hosts.empty()) load_source(filter, hosts.front().family());  // all have the same
   for (const SocketAddress& host : hosts) accept_from(filter, host);
   filter.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
   return filter;
 }
 
-bool attach(int socket, Filter& filter) noexcept {
-  if (filter.size() > BPF_MAXINSNS) return false;
+/// Returns why the kernel does not take the filter; empty if it does.
+std::string attach(int socket, Filter& filter) {
+  if (filter.size() > BPF_MAXINSNS)
+    return formatted("it would have more than {} instructions", BPF_MAXINSNS);
   const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
-  return ::setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0;
+  if (::setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0) return {};
+  return reason_of(errno);
 }
 
 }  // namespace
 
-ListenerGuard::ListenerGuard(const SocketAddress& listener) : listener_(find_listener(listener)) {
-  if (listener_ < 0) return;
+ListenerGuard::ListenerGuard(const SocketAddress& listener)
+    : listener_(find_listener(listener)), address_(listener) {
+  if (listener_ < 0) {
+    warn_open("this process has no listener with that address");
+    return;
+  }
   ::setsockopt(listener_, IPPROTO_TCP, TCP_DEFER_ACCEPT, &kDeferSeconds, sizeof kDeferSeconds);
   update_filter();
 }
@@ -91,16 +104,27 @@ void ListenerGuard::admit(const SocketAddress& host) {
   const auto is_this_host = [&](const SocketAddress& other) {
     return words_of(other) == words_of(host);
   };
-  if (listener_ < 0 || std::ranges::any_of(admitted_, is_this_host)) return;
+  if (listener_ < 0 || host.family() != address_.family() ||
+      std::ranges::any_of(admitted_, is_this_host))
+    return;
   admitted_.push_back(host);
   update_filter();
 }
 
 void ListenerGuard::update_filter() {
   Filter filter = filter_for(admitted_);
-  is_filtering_ = attach(listener_, filter);
+  const std::string reason = attach(listener_, filter);
+  is_filtering_ = reason.empty();
+  if (is_filtering_) return;
   const int unused = 0;
-  if (!is_filtering_) ::setsockopt(listener_, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
+  ::setsockopt(listener_, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
+  warn_open(formatted("the kernel takes no filter for {} hosts: {}", admitted_.size(), reason));
+}
+
+void ListenerGuard::warn_open(const std::string& reason) {
+  if (std::exchange(warned_, true)) return;
+  log_warning(formatted("hosts outside the job can connect to the data port {}: {}",
+                        address_.text(), reason));
 }
 
 }  // namespace tccl

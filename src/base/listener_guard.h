@@ -10,6 +10,7 @@
 // Thread safety: none.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "base/tcp_socket.h"
@@ -21,19 +22,23 @@ class ListenerGuard {
   /// Guards nothing.
   ListenerGuard() = default;
   /// Finds the listener of this process with this address, which stays open as long as the guard is
-  /// used, and admits no host yet. Guards nothing if there is none.
+  /// used, and admits no host yet. Guards nothing if there is none: this is logged.
   explicit ListenerGuard(const SocketAddress& listener);
 
   /// From now on this host may connect, whatever its port. If the kernel takes no filter for that
-  /// many hosts, all hosts may.
+  /// many hosts, all hosts may: this is logged. An address of another family than the listener's
+  /// has no effect: no connection comes from it.
   void admit(const SocketAddress& host);
   /// Whether hosts that were not admitted are kept out.
   [[nodiscard]] bool is_filtering() const noexcept { return is_filtering_; }
 
  private:
   void update_filter();
+  void warn_open(const std::string& reason);
 
   int listener_ = -1;  // the other library's
+  SocketAddress address_;
+  bool warned_ = false;
   bool is_filtering_ = false;
   std::vector<SocketAddress> admitted_;
 };

@@ -60,11 +60,14 @@ std::vector<Fd> take_descriptors(msghdr& message) {
   return fds;
 }
 
-/// The kernel has dropped descriptors of a packet: most likely this process may not open more.
+/// The kernel has dropped descriptors of a packet: this process may not open more, or a policy such
+/// as SELinux forbids to pass them.
 [[noreturn]] void throw_descriptors_lost(int socket) {
   const Fd one_more(::fcntl(socket, F_DUPFD_CLOEXEC, 0));
   if (!one_more) throw_system_error("cannot receive a file descriptor");
-  throw Error(Errc::mismatch, "received a packet with too many file descriptors");
+  throw Error(Errc::system,
+              "the kernel did not deliver a file descriptor of another rank (a security policy "
+              "forbids it, or none was free)");
 }
 
 /// If the peer closed with unread packets in its queue, the first receive fails with ECONNRESET,

@@ -274,7 +274,7 @@ void CommunicatorImpl::close() noexcept {
   queue_->close();
   p2p_->close(kCommunicatorFlushTimeout);
   executor_->close(deadline_after(kCommunicatorFlushTimeout));
-  const Notice departure = membership_.depart(executor_->last_sequence());
+  const Notice& departure = membership_.depart(executor_->last_sequence());
   if (membership_.over_several_hosts()) context_->record_departure(departure);
   const std::lock_guard lock(mutex_);
   parts_.secret.reset();

@@ -180,10 +180,11 @@ void ContextImpl::open_network(const std::string& address) {
   });
 }
 
-void ContextImpl::add_network_info(PeerInfo& own, const std::string& address) {
+void ContextImpl::add_network_info(PeerInfo& own, const std::string& address,
+                                   std::uint64_t group_uid) {
   open_network(address);
   ofi::Network& network = *network_;
-  own.group_tag = network.allocate_group_tag();
+  own.group_tag = network.allocate_group_tag(group_uid);
   own.control_port = network.control().port();
   const ofi::Endpoint::RawAddress& fabric = network.endpoint().address();
   if (fabric.size() > sizeof own.endpoint_name)

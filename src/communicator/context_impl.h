@@ -83,7 +83,7 @@ class ContextImpl final : public Context {
   /// `store_host` is the host of the group's store, if known.
   AddressOffer offer_addresses(const std::string& store_host);
   /// Adds the network addresses to a PeerInfo. Opens the network at `address` on the first call.
-  void add_network_info(PeerInfo& own, const std::string& address);
+  void add_network_info(PeerInfo& own, const std::string& address, std::uint64_t group_uid);
   /// Only after add_network_info().
   [[nodiscard]] ofi::Network& network() noexcept { return *network_; }
   struct RemoteAddress {

@@ -17,7 +17,7 @@ DerivedGroup::DerivedGroup(ContextImpl& context, const GroupParts& parent,
     return !parent_.membership->is_local(parent_rank);
   };
   if (std::ranges::any_of(parent_ranks_, is_remote))
-    parts_.group_tag = context_.network().allocate_group_tag();
+    parts_.group_tag = context_.network().allocate_group_tag(parts_.local_group->group_uid());
 }
 
 DerivedGroup::~DerivedGroup() {

@@ -69,7 +69,7 @@ class GroupBuilder {
     own.first_sequence = first_sequence_;
     own.region_offset = parts_.local_group->region_offset();
     if (!address.empty()) {
-      context_.add_network_info(own, address);
+      context_.add_network_info(own, address, parts_.local_group->group_uid());
       parts_.secret = context_.accept_secret(options_.secret);
     }
     cpus_digest_ = own.cpus_digest;

@@ -1,5 +1,7 @@
 #include "communicator/notice_inbox.h"
 
+#include <new>
+
 namespace tccl {
 
 void NoticeInbox::add_group(const std::shared_ptr<Membership>& membership) {
@@ -45,10 +47,14 @@ std::vector<std::shared_ptr<Membership>> NoticeInbox::groups() const {
   return groups;
 }
 
-void NoticeInbox::record_departure(const Notice& departure) {
+void NoticeInbox::record_departure(const Notice& departure) noexcept {
   const std::lock_guard lock(mutex_);
-  departed_.emplace(departure.group_uid, departure);
-  departed_order_.push_back(departure.group_uid);
+  try {
+    departed_order_.push_back(departure.group_uid);
+    departed_.emplace(departure.group_uid, departure);
+  } catch (const std::bad_alloc&) {
+    return;  // a rank that subscribes later learns only that this process has departed, or ends
+  }
   if (departed_order_.size() <= limits_.departed_groups) return;
   departed_.erase(departed_order_.front());
   departed_order_.pop_front();

@@ -41,7 +41,7 @@ class NoticeInbox {
   [[nodiscard]] std::vector<std::shared_ptr<Membership>> groups() const;
 
   /// This process has departed from the group of the notice.
-  void record_departure(const Notice& departure);
+  void record_departure(const Notice& departure) noexcept;
   [[nodiscard]] std::optional<Notice> departure_of(std::uint64_t group_uid) const;
 
  private:

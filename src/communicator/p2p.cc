@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 #include <thread>
 
 #include "base/format.h"
@@ -22,6 +23,11 @@ P2p::P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> mem
       run_elsewhere_(std::move(run_elsewhere)),
       check_interrupt_(std::move(check_interrupt)),
       backoff_(backoff),
+      out_of_memory_(
+          Errc::system,
+          formatted("rank {} ran out of memory in a point-to-point operation of group {}",
+                    membership_->rank(), group_name()),
+          {membership_->rank()}),
       protocol_(*group_, *membership_, ofi_p2p_.get(), eager_bytes),
       failures_(*membership_, protocol_) {}
 
@@ -80,6 +86,8 @@ bool P2p::advance_locked() {
     return protocol_.advance();
   } catch (const Error& error) {
     protocol_.fail_all(std::make_exception_ptr(membership_->fail(error)));
+  } catch (const std::bad_alloc&) {
+    protocol_.fail_all(std::make_exception_ptr(membership_->fail(out_of_memory_)));
   } catch (const std::exception& error) {
     const Error reason(Errc::system, formatted("group {}: {}", group_name(), error.what()));
     protocol_.fail_all(std::make_exception_ptr(membership_->fail(reason)));

@@ -91,6 +91,7 @@ class P2p : public std::enable_shared_from_this<P2p> {
   WorkState::Submit run_elsewhere_;
   std::function<void()> check_interrupt_;
   BackoffPolicy backoff_;
+  const Error out_of_memory_;                    // made before memory is exhausted
   std::atomic<int> waiters_{0};                  // threads in wait_until(); ~Waiting() releases
   std::atomic<Clock::time_point> last_wait_{};   // relaxed: a hint
   std::atomic<Clock::time_point> last_check_{};  // relaxed: a hint

@@ -12,6 +12,7 @@ namespace {
 
 using Stage = Handshake::Stage;
 using State = RemoteProcess::State;
+using Warning = DeferredActions::Warning;
 
 constexpr int kMaxFailedHandshakes = 3;
 /// A peer that has died closes all its connections at the same time.
@@ -26,7 +27,8 @@ void ConnectionDriver::advance(Connection& connection, DeferredActions& actions)
     close(connection, closed, actions);
   } catch (const Error& error) {
     if (connection.is_authenticated())
-      actions.warn(formatted("closed the control connection to {} ({}): {}",
+      actions.warn(Warning::broken,
+                   formatted("closed the control connection to {} ({}): {}",
                              connection.remote_address, connection.peer->where(), error.what()));
     close(connection, {State::died, error.what()}, actions);
   }
@@ -113,7 +115,8 @@ void ConnectionDriver::close(Connection& connection, const ConnectionClosed& clo
   else if (connection.peer)
     on_attempt_failed(connection, closed, actions);
   else
-    actions.warn(formatted("dropped an unauthenticated control connection from {}: {}",
+    actions.warn(Warning::unauthenticated,
+                 formatted("dropped an unauthenticated control connection from {}: {}",
                            connection.remote_address, closed.reason));
   connections_.remove(connection);
 }
@@ -128,8 +131,9 @@ void ConnectionDriver::on_authenticated_closed(const Connection& connection,
     return actions.set_final_state(connection.peer, peer.departed ? State::departed : closed.state);
   // Another connection may still carry notices that were sent before. If it does not end, too, the
   // peer is alive, but a notice may have been lost with this one.
-  if (closed.state != State::departed)
-    peer.close_all_at = std::min(peer.close_all_at, deadline_after(kLastNoticesTimeout));
+  if (closed.state == State::departed || peer.close_all_at != Deadline::max()) return;
+  peer.close_all_at = deadline_after(kLastNoticesTimeout);
+  peer.state_after_break = closed.state;
 }
 
 void ConnectionDriver::on_attempt_failed(const Connection& connection,
@@ -147,8 +151,8 @@ void ConnectionDriver::on_attempt_failed(const Connection& connection,
   // meanwhile. One that does not accept a response again and again is another process.
   if (++peer.failed_handshakes < kMaxFailedHandshakes) return;
   actions.set_final_state(connection.peer, State::died);
-  actions.warn(formatted("no control connection to {} ({}): {}", connection.remote_address,
-                         peer.where(), closed.reason));
+  actions.warn(Warning::refused, formatted("no control connection to {} ({}): {}",
+                                           connection.remote_address, peer.where(), closed.reason));
 }
 
 }  // namespace tccl::control

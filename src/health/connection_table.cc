@@ -3,21 +3,19 @@
 #include <algorithm>
 #include <utility>
 
-#include "tccl/error.h"
-
 namespace tccl::control {
 
 Connection& ConnectionTable::add(Connection connection) {
   const std::uint64_t id = next_id_++;
   connection.id = id;
-  auto& added = connections_[id];
-  added = std::make_unique<Connection>(std::move(connection));
+  const auto& added =
+      connections_.emplace(id, std::make_unique<Connection>(std::move(connection))).first->second;
   if (!watching_) return *added;
   try {
     added->events = added->wanted_events();
     added->handler = monitor_.watch_fd(added->socket.get(), added->events,
                                        [this, id](std::uint32_t) { on_event_(id); });
-  } catch (const Error&) {
+  } catch (...) {
     connections_.erase(id);
     throw;
   }

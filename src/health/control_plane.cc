@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 #include "base/format.h"
 #include "base/system_error.h"
@@ -107,19 +108,26 @@ std::shared_ptr<RemoteProcess> ControlPlane::add_peer(const RemoteProcess::Ident
   return peers_.find_or_add(identity, secret);
 }
 
-void ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
+bool ControlPlane::send_notice(const std::shared_ptr<RemoteProcess>& process,
                                const Notice& notice) noexcept {
   const std::lock_guard lock(mutex_);
   const auto peer = as_peer(process);
-  if (phase_ != Phase::open || peer->has_final_state) return;
-  if (peer->authenticated.empty()) {
-    peer->queued_notices += encode(notice);
-    return connect_to(peer);
+  if (phase_ != Phase::open || peer->has_final_state) return true;
+  Connection* const connection =
+      peer->authenticated.empty() ? nullptr : peer->authenticated.front();
+  try {
+    (connection != nullptr ? connection->outbox : peer->queued_notices) += encode(notice);
+  } catch (const std::bad_alloc&) {
+    return false;
   }
-  Connection& connection = *peer->authenticated.front();
-  connection.outbox += encode(notice);
-  connection.send_outbox();  // at once: the process may be killed before the monitor thread does it
-  connections_.update_events(connection);
+  if (connection == nullptr) {
+    connect_to(peer);
+    return true;
+  }
+  connection
+      ->send_outbox();  // at once: the process may be killed before the monitor thread does it
+  connections_.update_events(*connection);
+  return true;
 }
 
 /// A failure for lack of a local resource is retried by on_timer(), which also logs it.
@@ -131,8 +139,8 @@ void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer, Actions* 
     Fd socket = start_connecting(address, options_.liveness_timeout);
     if (!socket && is_local_shortage(errno)) {
       if (actions != nullptr)
-        actions->warn(
-            formatted("no control connection to {} yet: {}", peer->where(), reason_of(errno)));
+        actions->warn(Actions::Warning::shortage, formatted("no control connection to {} yet: {}",
+                                                            peer->where(), reason_of(errno)));
       return;
     }
     if (!socket) return set_final_state(*peer, state_after_failed_connect(errno));
@@ -145,6 +153,8 @@ void ControlPlane::connect_to(const std::shared_ptr<RemotePeer>& peer, Actions* 
     peer->connecting = true;
   } catch (const Error& error) {
     if (error.code() != Errc::system) set_final_state(*peer, State::unreachable);
+  } catch (const std::bad_alloc&) {
+    // on_timer() tries again.
   }
 }
 
@@ -169,7 +179,9 @@ void ControlPlane::on_timer(Actions& actions) {
     driver_.close(*connection, {State::unreachable, "the peer did not authenticate itself in time"},
                   actions);
   for (Connection* connection : connections_.of_broken_peers(Clock::now()))
-    driver_.close(*connection, {State::died, "another connection to the peer broke"}, actions);
+    driver_.close(*connection,
+                  {connection->peer->state_after_break, "another connection to the peer broke"},
+                  actions);
   for (const auto& peer : peers_.wanted()) connect_to(peer, &actions);
 }
 
@@ -201,8 +213,10 @@ void ControlPlane::accept_connection(Fd socket, Actions& actions) {
   const SocketAddress from = SocketAddress::of_remote_end(socket.get());
   if (connections_.count_unauthenticated() >= kMaxUnauthenticated ||
       connections_.count_unauthenticated_of(from.host()) >= kMaxUnauthenticatedOfOneHost)
-    return actions.warn(formatted(
-        "refused a control connection from {}: too many others are unauthenticated", from.text()));
+    return actions.warn(
+        Actions::Warning::flood,
+        formatted("refused a control connection from {}: too many others are unauthenticated",
+                  from.text()));
   set_liveness_options(socket.get(), options_.liveness_timeout);
   Connection connection{.socket = std::move(socket),
                         .remote_host = from.host(),
@@ -213,7 +227,8 @@ void ControlPlane::accept_connection(Fd socket, Actions& actions) {
   try {
     driver_.advance(connections_.add(std::move(connection)), actions);
   } catch (const Error& error) {  // the peer will try again
-    actions.warn(formatted("could not accept a control connection: {}", error.what()));
+    actions.warn(Actions::Warning::shortage,
+                 formatted("could not accept a control connection: {}", error.what()));
   }
 }
 

@@ -10,7 +10,7 @@
 //
 // The handshake is base/challenge_response.h with a secret that both processes were given. An
 // accepted connection that is not authenticated after 2 s, or sends anything else, is dropped with
-// one warning per process. Both sides may connect at the same time: then there are two connections,
+// a warning, one per kind and process. Both sides may connect at the same time: then there are two connections,
 // and the peer is taken for departed or dead when both are closed. If only one of them breaks, this
 // side closes the other a second later: a notice may have been lost.
 //
@@ -75,8 +75,8 @@ class ControlPlane {
   std::shared_ptr<RemoteProcess> add_peer(const RemoteProcess::Identity& identity,
                                           const std::string& secret);
   /// Connects if needed. Notices to one process arrive in order; none is sent to one that has
-  /// departed or died.
-  void send_notice(const std::shared_ptr<RemoteProcess>& process, const Notice& notice) noexcept;
+  /// departed or died. False if there is no memory for the notice: it will not be sent.
+  bool send_notice(const std::shared_ptr<RemoteProcess>& process, const Notice& notice) noexcept;
 
   /// Sends a departure on all connections, and closes them when the other hosts have acknowledged
   /// it, or after a second (on the monitor thread: at once). Idempotent; returns when it is done.

@@ -10,9 +10,10 @@ void DeferredActions::run(const OnNotice& on_notice) const {
   for (const auto& [peer, notice] : notices_)
     if (on_notice) on_notice(peer, notice);
   for (const auto& [peer, state] : final_states_) peer->set_state(state);
-  // Once per process: a port scan may open thousands of connections.
-  static std::atomic<bool> warned{false};  // relaxed: orders nothing
-  if (!warning_.empty() && !warned.exchange(true, std::memory_order_relaxed)) log_warning(warning_);
+  static std::array<std::atomic<bool>, kWarnings> warned{};  // relaxed: orders nothing
+  for (std::size_t kind = 0; kind < kWarnings; ++kind)
+    if (!warnings_[kind].empty() && !warned[kind].exchange(true, std::memory_order_relaxed))
+      log_warning(warnings_[kind]);
 }
 
 }  // namespace tccl::control

@@ -2,6 +2,9 @@
 // Thread safety: none; a local variable of one thread.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,8 +27,13 @@ class DeferredActions {
     peer->has_final_state = true;
     final_states_.emplace_back(peer, state);
   }
-  /// Only the last warning is kept.
-  void warn(std::string text) { warning_ = std::move(text); }
+  /// Each kind is logged once per process: a port scan may open thousands of connections.
+  enum class Warning : std::uint8_t { unauthenticated, flood, broken, refused, shortage };
+  static constexpr std::size_t kWarnings = 5;
+  /// Of each kind only the last one is kept.
+  void warn(Warning kind, std::string text) {
+    warnings_[static_cast<std::size_t>(kind)] = std::move(text);
+  }
 
   /// Delivers notices first, then sets states: a thread that sees the final state of a peer has
   /// got its last notice.
@@ -34,7 +42,7 @@ class DeferredActions {
  private:
   std::vector<std::pair<std::shared_ptr<RemotePeer>, Notice>> notices_;
   std::vector<std::pair<std::shared_ptr<RemotePeer>, RemoteProcess::State>> final_states_;
-  std::string warning_;
+  std::array<std::string, kWarnings> warnings_;
 };
 
 }  // namespace tccl::control

@@ -86,7 +86,7 @@ std::uint64_t Monitor::watch_fd(int fd, std::uint32_t events,
   handlers_[id] = std::make_shared<EventHandler>(EventHandler{fd, std::move(on_event)});
   try {
     add_to_epoll(epoll_, fd, events, id);
-  } catch (const Error&) {
+  } catch (...) {
     handlers_.erase(id);
     throw;
   }

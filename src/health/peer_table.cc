@@ -1,24 +1,44 @@
 #include "health/peer_table.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace tccl::control {
 
-void PeerTable::add_secret(const std::string& secret) { secrets_[key_id(secret)] = secret; }
+void PeerTable::add_secret(const std::string& secret) {
+  secrets_[key_id(secret)] = {.text = secret};
+}
 
-void PeerTable::retire_secret(const std::string& secret) {
+/// Needs no memory: called when a group is closed, which cannot fail.
+void PeerTable::retire_secret(const std::string& secret) noexcept {
   for (const auto& [id, weak] : peers_) {
     const auto peer = weak.lock();
+    if (!peer || std::ranges::find(peer->secrets, secret) == peer->secrets.end()) continue;
     // The last one stays: notices of the closed group may wait for a connection.
-    if (peer && peer->secrets.size() > 1) std::erase(peer->secrets, secret);
+    peer->last_secret_is_retired = peer->secrets.size() == 1;
+    if (!peer->last_secret_is_retired) std::erase(peer->secrets, secret);
   }
-  retired_.push_back(key_id(secret));
-  if (retired_.size() <= max_retired_) return;
-  secrets_.erase(retired_.front());
-  retired_.pop_front();
+  const auto found = secrets_.find(key_id(secret));
+  if (found == secrets_.end()) return;
+  found->second.retired = ++retirements_;
+  forget_oldest_retired();
+}
+
+/// If there are too many.
+void PeerTable::forget_oldest_retired() noexcept {
+  std::size_t count = 0;
+  auto oldest = secrets_.end();
+  for (auto each = secrets_.begin(); each != secrets_.end(); ++each) {
+    if (each->second.retired == 0) continue;
+    ++count;
+    if (oldest == secrets_.end() || each->second.retired < oldest->second.retired) oldest = each;
+  }
+  if (count > max_retired_) secrets_.erase(oldest);
 }
 
 const std::string* PeerTable::find_secret(const KeyId& key) const {
   const auto found = secrets_.find(key);
-  return found == secrets_.end() ? nullptr : &found->second;
+  return found == secrets_.end() ? nullptr : &found->second.text;
 }
 
 std::shared_ptr<RemotePeer> PeerTable::find_or_add(const RemoteProcess::Identity& identity) {
@@ -32,6 +52,7 @@ std::shared_ptr<RemotePeer> PeerTable::find_or_add(const RemoteProcess::Identity
 std::shared_ptr<RemotePeer> PeerTable::find_or_add(const RemoteProcess::Identity& identity,
                                                    const std::string& secret) {
   auto peer = find_or_add(identity);
+  if (std::exchange(peer->last_secret_is_retired, false)) peer->secrets.clear();
   std::erase(peer->secrets, secret);
   peer->secrets.push_back(secret);
   return peer;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,7 +24,8 @@ struct RemotePeer final : RemoteProcess {
 
   /// For connections from this process: those of the groups in use, newest last.
   std::vector<std::string> secrets;
-  std::string queued_notices;  // encoded; they wait for the first authenticated connection
+  bool last_secret_is_retired = false;  // kept until there is another one
+  std::string queued_notices;           // encoded; they wait for the first authenticated connection
   /// Notices use the first one, so they stay in order.
   std::vector<Connection*> authenticated;
   bool wanted = false;      // send_notice() was called
@@ -35,6 +36,7 @@ struct RemotePeer final : RemoteProcess {
   int failed_handshakes = 0;
   /// One of several connections broke: the others are closed at this time.
   Deadline close_all_at = Deadline::max();
+  State state_after_break = State::died;  // what the end of the broken one said about the peer
 };
 
 /// The ControlPlane hands out RemotePeers as RemoteProcesses.
@@ -51,7 +53,7 @@ class PeerTable {
   /// The groups with this secret are closed here. Connections from this process use another one. A
   /// rank for which the group is still open may connect with it, to learn of the departure, so it is
   /// accepted until `max_retired` others have been retired.
-  void retire_secret(const std::string& secret);
+  void retire_secret(const std::string& secret) noexcept;
   /// Null if the secret is not accepted.
   [[nodiscard]] const std::string* find_secret(const KeyId& key) const;
 
@@ -64,9 +66,15 @@ class PeerTable {
   std::vector<std::shared_ptr<RemotePeer>> wanted();
 
  private:
+  struct Secret {
+    std::string text;
+    std::uint64_t retired = 0;  // 0: in use; else the number of its retirement
+  };
+  void forget_oldest_retired() noexcept;
+
   std::size_t max_retired_;
-  std::map<KeyId, std::string> secrets_;
-  std::deque<KeyId> retired_;  // oldest first
+  std::map<KeyId, Secret> secrets_;
+  std::uint64_t retirements_ = 0;
   std::map<Bytes32, std::weak_ptr<RemotePeer>> peers_;
 };
 

@@ -31,6 +31,8 @@ constexpr char kFarewell = 'f';
 constexpr std::chrono::seconds kHandshakeTimeout{5};
 /// Connections without a proof; further ones are refused.
 constexpr std::size_t kMaxUnproved = 64;
+/// How long a refused client waits before it connects again.
+constexpr std::chrono::milliseconds kRetryInterval{100};
 /// A host that loses power or its network is taken for ended after this time.
 constexpr std::chrono::seconds kLivenessTimeout{10};
 
@@ -192,16 +194,29 @@ ExitWatchClient::~ExitWatchClient() {
 }
 
 void ExitWatchClient::main() {
-  const Fd socket = connect();
-  if (!socket || !authenticate(socket.get())) return;
-  while (wait_for(socket.get(), POLLIN)) {
-    const Received received = receive_farewell(socket.get());
+  Fd socket;
+  std::optional<Challenge> challenge;
+  do {
+    socket = connect();
+    if (!socket) return;
+    challenge = receive_challenge(socket.get());
+    // None: closed by the server, which has too many unproved connections.
+  } while (!challenge && !is_over_within(kRetryInterval));
+  if (!challenge) return;
+  if (authenticate(socket.get(), *challenge)) watch(socket.get());
+  // Also without a confirmation: the server may have accepted the request meanwhile, and would take
+  // the end of the connection for the end of this process.
+  send_all(socket.get(), kFarewell);
+}
+
+void ExitWatchClient::watch(int socket) {
+  while (wait_for(socket, POLLIN)) {
+    const Received received = receive_farewell(socket);
     if (received == Received::nothing) continue;
     // relaxed: see rank_zero_has_ended()
     rank_zero_has_ended_.store(received == Received::end_of_file, std::memory_order_relaxed);
     return;
   }
-  send_all(socket.get(), kFarewell);
 }
 
 Fd ExitWatchClient::connect() const {
@@ -222,18 +237,26 @@ bool ExitWatchClient::wait_for(int socket, short event) const {
   return entries[0].revents == 0;
 }
 
-bool ExitWatchClient::authenticate(int socket) const {
+/// True when the rendezvous is over before the time is.
+bool ExitWatchClient::is_over_within(std::chrono::milliseconds time) const {
+  pollfd entry{stop_.get(), POLLIN, 0};
+  return ::poll(&entry, 1, static_cast<int>(time.count())) > 0;
+}
+
+/// None if the server has closed the connection, or the rendezvous is over.
+std::optional<Challenge> ExitWatchClient::receive_challenge(int socket) const {
   expect<Challenge>(socket);
-  if (!wait_for(socket, POLLIN)) return false;
-  const auto challenge = receive<Challenge>(socket);
-  if (!challenge) return false;
-  WatchRequest request{respond(secret_, *challenge, kHandshake), rank_, {}};
+  return wait_for(socket, POLLIN) ? receive<Challenge>(socket) : std::nullopt;
+}
+
+bool ExitWatchClient::authenticate(int socket, const Challenge& challenge) const {
+  WatchRequest request{respond(secret_, challenge, kHandshake), rank_, {}};
   this_process_text().copy(request.process, sizeof request.process - 1);
   expect<Confirmation>(socket);
   if (!send_all(socket, request) || !wait_for(socket, POLLIN)) return false;
   const auto confirmation = receive<Confirmation>(socket);
   expect<char>(socket);  // the farewell
-  return confirmation && verify(secret_, *challenge, request.response, *confirmation, kHandshake);
+  return confirmation && verify(secret_, challenge, request.response, *confirmation, kHandshake);
 }
 
 }  // namespace tccl

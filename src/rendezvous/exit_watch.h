@@ -13,6 +13,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,7 +75,10 @@ class ExitWatchClient {
   void main();
   [[nodiscard]] Fd connect() const;
   [[nodiscard]] bool wait_for(int socket, short event) const;
-  [[nodiscard]] bool authenticate(int socket) const;
+  [[nodiscard]] bool is_over_within(std::chrono::milliseconds time) const;
+  [[nodiscard]] std::optional<Challenge> receive_challenge(int socket) const;
+  [[nodiscard]] bool authenticate(int socket, const Challenge& challenge) const;
+  void watch(int socket);
 
   const WatchAddress address_;
   const std::string secret_;

@@ -26,16 +26,28 @@ std::string file_name(const std::string& key) {
   return to_hex(std::span(reinterpret_cast<const unsigned char*>(key.data()), key.size()));
 }
 
+/// Repeats a system call that a signal has interrupted.
+template <class Call>
+auto uninterrupted(const Call& call) {
+  for (;;)
+    if (const auto result = call(); result >= 0 || errno != EINTR) return result;
+}
+
+/// On NFS, a file that another host has replaced or removed since this host looked it up is stale:
+/// the next open() looks it up again.
+bool means_no_such_file(int error) { return error == ENOENT || error == ESTALE; }
+
 /// None if there is no such file.
 std::optional<std::string> read_file(const std::string& path) {
-  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file && errno == ENOENT) return std::nullopt;
+  const Fd file(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  if (!file && means_no_such_file(errno)) return std::nullopt;
   if (!file) throw_system_error("open " + path);
   std::string text;
   char buffer[4096];
   ssize_t count = 0;
-  while ((count = ::read(file.get(), buffer, sizeof buffer)) > 0)
+  while ((count = uninterrupted([&] { return ::read(file.get(), buffer, sizeof buffer); })) > 0)
     text.append(buffer, static_cast<std::size_t>(count));
+  if (count < 0 && means_no_such_file(errno)) return std::nullopt;
   if (count < 0) throw_system_error("read " + path);
   return text;
 }

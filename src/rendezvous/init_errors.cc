@@ -107,6 +107,10 @@ Error attributed_to_this_rank(const RendezvousOptions& options) {
     if (is_unattributed_system_error(error))
       if (const std::string process = ended_rank_zero(options); !process.empty())
         return ended_error(options, process, 0);
+    if (dynamic_cast<const StoreFailure*>(&error) != nullptr)
+      return init_error(options.group, error.code(),
+                        formatted("{} cannot use the store, which may have ended: {}",
+                                  this_rank(options), error.what()));
     return own_failure(options, error.code(), error.what());
   } catch (const std::exception& error) {
     return own_failure(options, Errc::system, error.what());

@@ -1,5 +1,6 @@
-// The error messages of a rendezvous, all of which begin with: init of group world. Each names a
-// rank: an error that names none comes from a socket or from the store.
+// The error messages of a rendezvous, all of which begin with: init of group world. Each blames a
+// rank (Error::ranks()), except StoreFailure: any other error that blames none comes from a socket or
+// from the store.
 // Thread safety: functions without shared state.
 #pragma once
 
@@ -25,9 +26,16 @@ bool is_unattributed_timeout(const Error& error);
 /// Whether the error is a failure of a system call or of the store.
 bool is_unattributed_system_error(const Error& error);
 
+/// A failure of the store that another rank may have caused: before the group has a secret, nothing
+/// shows whether the process that serves the store has ended.
+struct StoreFailure final : Error {
+  explicit StoreFailure(const Error& error) : Error(error) {}
+};
+
 /// The exception that is being handled, as an Error that names a rank: itself, or
 /// `init of group world: rank 2 (host b, pid 4711) failed before the group was formed: text`. If the
-/// store has failed because rank 0, which served it, has ended: ended_error().
+/// store has failed because rank 0, which served it, has ended: ended_error(). A StoreFailure blames
+/// no rank: `rank 2 (host b, pid 4711) cannot use the store, which may have ended: text`.
 Error attributed_to_this_rank(const RendezvousOptions& options);
 
 /// `init of group world: rank 2 (host b, pid 4711) could not start: text`

@@ -114,7 +114,7 @@ class SecretReader {
       const Deadline next_poll =
           std::min(options_.deadline, Clock::now() + poll_interval_of(options_.size));
       try {
-        const std::string value = options_.store->get(kSecretKey, time_left(next_poll));
+        const std::string value = published(next_poll);
         if (value.starts_with(kFailed))
           throw_unless_ignored(failure_from(value));
         else if (std::string secret = checked_secret(value); is_new(secret)) {
@@ -132,6 +132,15 @@ class SecretReader {
   }
 
  private:
+  [[nodiscard]] std::string published(Deadline deadline) const {
+    try {
+      return options_.store->get(kSecretKey, time_left(deadline));
+    } catch (const Error& error) {
+      if (is_unattributed_system_error(error)) throw StoreFailure(error);
+      throw;
+    }
+  }
+
   [[nodiscard]] std::string checked_secret(const std::string& published) const {
     const std::string line = published.substr(0, published.find('\n'));
     if (line.size() != kRandomDigits + kCheckDigits)

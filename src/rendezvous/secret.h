@@ -14,7 +14,7 @@ namespace tccl {
 
 /// On rank 0, publishes a new secret and RankZero; elsewhere sets `options.rank_zero`.
 /// Throws Error{timeout} if rank 0 publishes no secret, Error{invalid_argument} if the files of two
-/// ranks differ, and the failure of rank 0's rendezvous if that has ended already; this sets
+/// ranks differ, StoreFailure on the ranks other than 0, and the failure of rank 0's rendezvous if that has ended already; this sets
 /// `options.last_failed_attempt`.
 std::string agree_on_secret(RendezvousOptions& options, const std::string& secret_file);
 

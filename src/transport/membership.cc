@@ -12,6 +12,8 @@
 namespace tccl {
 namespace {
 
+constexpr const char* kFailedElsewhere = "a rank of another host has failed";
+
 /// The text of a `failed` notice.
 std::string encoded(const Error& error, int reporter) {
   std::string text =
@@ -37,8 +39,7 @@ Failure decoded(const std::string& text) {
   const std::size_t end = text.find('\n');
   return {reporter,
           {static_cast<Errc>(std::clamp(code, 0, static_cast<int>(Errc::internal))),
-           end == std::string::npos ? "a rank of another host has failed" : text.substr(end + 1),
-           std::move(ranks)}};
+           end == std::string::npos ? kFailedElsewhere : text.substr(end + 1), std::move(ranks)}};
 }
 
 /// A `shrink` notice is one of these and a part of a message. A notice is at most about 4 KiB long.
@@ -66,7 +67,8 @@ Membership::Membership(std::shared_ptr<LocalMembership> local, HostMap host_map,
       group_uid_(local_->group_uid()),
       host_map_(std::move(host_map)),
       rank_(local_->global_rank(local_->local_rank())),
-      control_(control) {
+      control_(control),
+      failed_elsewhere_(Errc::internal, kFailedElsewhere) {
   for (const auto& peer : peers) {
     remotes_.push_back(std::make_unique<RemoteState>());
     remotes_.back()->process = peer;
@@ -138,8 +140,8 @@ Error Membership::lost_error(const LostRank& lost, const std::string& operation)
     }
     case LostRank::Kind::ended:
       return {Errc::peer_lost,
-              formatted("{} left or died before rank {} first contacted it, for {} (connection "
-                        "closed by peer)",
+              formatted("{} left or died before the host of rank {} first contacted it, for {} "
+                        "(connection closed by peer)",
                         name_of_lost, rank_, operation),
               {lost.rank}};
     case LostRank::Kind::died:
@@ -209,22 +211,25 @@ Error Membership::fail(const Error& reason) noexcept {
 void Membership::propagate_failure() noexcept {
   const std::lock_guard lock(mutex_);
   if (has_departed_ || failure_is_sent_ || !local_->failed()) return;
+  bool all_sent = true;
+  for (const auto& other : remotes_)
+    if (other->subscribed.load(std::memory_order_relaxed)) all_sent &= send_failed(*other);
+  // Else the monitor thread calls this again. The notice may arrive twice.
+  failure_is_sent_ = all_sent;
+}
+
+bool Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
+  return control_->send_notice(to.process,
+                               {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
+}
+
+bool Membership::send_failed(RemoteState& to) const noexcept {
   try {
-    for (const auto& other : remotes_)
-      if (other->subscribed.load(std::memory_order_relaxed)) send_failed(*other);
-    failure_is_sent_ = true;
+    return send_notice(to, GroupNotice::failed,
+                       encoded(local_->failure(), local_->failure_reporter()));
   } catch (const std::bad_alloc&) {
-    // The monitor thread calls this again. The notice may arrive twice.
+    return false;
   }
-}
-
-void Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept {
-  control_->send_notice(to.process,
-                        {group_uid_, static_cast<std::uint32_t>(kind), std::move(text)});
-}
-
-void Membership::send_failed(RemoteState& to) const {
-  send_notice(to, GroupNotice::failed, encoded(local_->failure(), local_->failure_reporter()));
 }
 
 void Membership::subscribe_first(int rank) {
@@ -303,8 +308,8 @@ void Membership::handle_subscribe(RemoteState& other) noexcept {
   const bool is_new = !other.subscribed.exchange(true, std::memory_order_relaxed);
   if (has_departed_ && is_new)
     send_departure(other);
-  else if (!has_departed_ && local_->failed())
-    send_failed(other);
+  else if (!has_departed_ && local_->failed() && !send_failed(other))
+    failure_is_sent_ = false;
 }
 
 void Membership::handle_failed(const std::string& text) noexcept {
@@ -312,8 +317,12 @@ void Membership::handle_failed(const std::string& text) noexcept {
     const std::lock_guard lock(mutex_);
     if (has_departed_) return;
   }
-  const Failure failure = decoded(text);
-  local_->fail(failure.error, failure.reporter);
+  try {
+    const Failure failure = decoded(text);
+    local_->fail(failure.error, failure.reporter);
+  } catch (const std::bad_alloc&) {
+    local_->fail(failed_elsewhere_, /*reporter=*/-1);
+  }
   propagate_failure();
 }
 
@@ -328,28 +337,37 @@ void Membership::handle_departed(RemoteState& other, const std::string& text) no
   other.departed.store(true, std::memory_order_release);  // pairs with cannot_arrive(), state_of()
 }
 
-Notice Membership::depart(std::uint32_t last_sequence) noexcept {
+const Notice& Membership::depart(std::uint32_t last_sequence) noexcept {
   const std::lock_guard lock(mutex_);
   if (std::exchange(has_departed_, true)) return departure_notice_;
   last_sequence_ = last_sequence;
   departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::departed), {}};
-  if (local_->failed())
-    departure_notice_ = {group_uid_, static_cast<std::uint32_t>(GroupNotice::failed),
-                         encoded(failure(), local_->failure_reporter())};
+  if (local_->failed()) {
+    departure_notice_.kind = static_cast<std::uint32_t>(GroupNotice::failed);
+    try {
+      departure_notice_.text = encoded(failure(), local_->failure_reporter());
+    } catch (const std::bad_alloc&) {
+      // Without text: the group has failed, for a reason that the receiver does not learn.
+    }
+  }
   for (const auto& other : remotes_)
     if (other->subscribed.load(std::memory_order_relaxed)) send_departure(*other);
   return departure_notice_;
 }
 
 /// A rank that leaves a failed group sends the failure first: the peer must not take it for a rank
-/// that departed cleanly.
+/// that departed cleanly. Without memory the peer learns only that the process has departed, or ends.
 void Membership::send_departure(RemoteState& to) const noexcept {
   if (static_cast<GroupNotice>(departure_notice_.kind) == GroupNotice::failed)
     control_->send_notice(to.process, departure_notice_);
   const Departure departure{to.sent.collective.load(std::memory_order_relaxed),
                             to.sent.point_to_point.load(std::memory_order_relaxed), last_sequence_};
-  send_notice(to, GroupNotice::departed,
-              std::string(reinterpret_cast<const char*>(&departure), sizeof departure));
+  try {
+    send_notice(to, GroupNotice::departed,
+                std::string(reinterpret_cast<const char*>(&departure), sizeof departure));
+  } catch (const std::bad_alloc&) {
+    return;
+  }
 }
 
 }  // namespace tccl

@@ -119,8 +119,9 @@ class Membership {
   /// Handles a notice from another host.
   void handle_notice(const RemoteProcess& from, const Notice& notice) noexcept;
   /// Sends the `departed` notices. Nothing is sent or handled afterwards. Returns the notice for
-  /// ranks that subscribe later. `last_sequence` is that of this rank's last collective.
-  Notice depart(std::uint32_t last_sequence) noexcept;
+  /// ranks that subscribe later, which does not change any more. `last_sequence` is that of this
+  /// rank's last collective.
+  const Notice& depart(std::uint32_t last_sequence) noexcept;
 
  private:
   struct Counters {
@@ -145,8 +146,9 @@ class Membership {
   }
   void subscribe_first(int rank);
   [[nodiscard]] int local_rank(int rank) const { return host_map_.local_rank(rank); }
-  void send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
-  void send_failed(RemoteState& to) const;
+  /// False if there is no memory for it, as send_failed().
+  bool send_notice(RemoteState& to, GroupNotice kind, std::string text) const noexcept;
+  bool send_failed(RemoteState& to) const noexcept;
   void send_departure(RemoteState& to) const noexcept;
   void handle_subscribe(RemoteState& other) noexcept;
   void handle_failed(const std::string& text) noexcept;
@@ -166,7 +168,8 @@ class Membership {
   mutable std::mutex mutex_;
   bool failure_is_sent_ = false;  // to all subscribed ranks
   bool has_departed_ = false;
-  Notice departure_notice_;  // valid once has_departed_, as is the next
+  const Error failed_elsewhere_;  // made before memory is exhausted
+  Notice departure_notice_;       // valid once has_departed_, as is the next
   std::uint32_t last_sequence_ = 0;
   std::vector<std::string> shrink_messages_;  // received
 };

@@ -499,6 +499,13 @@ os._exit(0)
         ("sys.exit(3)", 3, "True True"),
         ("sys.exit('failed')", 1, "True True"),
         ("raise ValueError", 1, "True True"),
+        (
+            # It ends that thread only.
+            "from threading import Thread; t = Thread(target=sys.exit, args=(3,)); t.start(); "
+            "t.join(); raise SystemExit(0)",
+            0,
+            "False completed",
+        ),
     ],
 )
 def test_exit_with_an_operation_in_progress(ending, code, peer, tmp_path):

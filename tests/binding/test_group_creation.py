@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def prepare(directory: Path, mode: int, rank: int) -> None:
         secret.chmod(mode)
         (directory / "ready").touch()
     while not (directory / "ready").exists():
-        pass
+        time.sleep(0.001)
     os.environ["CCL_SECRET_FILE"] = str(secret)
     os.environ.pop("RANK", None)
     os.dup2(os.open(directory / f"stderr-{rank}", os.O_CREAT | os.O_WRONLY, 0o600), 2)

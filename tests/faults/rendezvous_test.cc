@@ -69,29 +69,51 @@ struct FailingStore final : tccl::Store {
   [[noreturn]] static void fail() { throw tccl::Error(tccl::Errc::system, kText); }
 };
 
-/// The rank that fails is the only one that exists.
-void expect_failure_before_the_secret(int rank, const char* secret_file,
-                                      const std::string& reason) {
+std::string blame_text(const tccl::Error& error) {
+  std::string text = "blamed:";
+  for (const int rank : error.ranks()) text += " " + std::to_string(rank);
+  return text;
+}
+
+/// The rank that fails is the only one that exists. `blamed`: its Error::ranks().
+void expect_failure_before_the_secret(int rank, const char* secret_file, const std::string& reason,
+                                      const std::string& blamed) {
   Ranks ranks(1, [&](Rank& process) {
     ::setenv("CCL_SECRET_FILE", secret_file, 1);
     FailingStore store;
-    tccl::Communicator::create(process.context(), store, rank, 2, {.name = "tp", .timeout = 10s});
+    try {
+      tccl::Communicator::create(process.context(), store, rank, 2, {.name = "tp", .timeout = 10s});
+    } catch (const tccl::Error& error) {
+      process.report(blame_text(error));
+      throw;
+    }
   });
   ranks.finish();
   const auto error = ranks.outcomes[0].find("error");
   ASSERT_TRUE(error) << ranks.transcript();
   const std::string start = "init of group tp: rank " + std::to_string(rank) + " (host " +
                             tccl::host_name() + ", pid " + std::to_string(ranks.outcomes[0].pid) +
-                            ") failed before the group was formed: ";
+                            ") ";
   EXPECT_NE(error->text.find(start + reason), std::string::npos) << error->text;
+  const auto blame = ranks.outcomes[0].find("blamed:");
+  ASSERT_TRUE(blame) << ranks.transcript();
+  EXPECT_EQ(blame->text, blamed);
 }
 
 TEST(RendezvousProcess, AFailureBeforeTheSecretIsKnownNamesGroupAndRank) {
-  for (const int rank : {0, 1}) {
-    expect_failure_before_the_secret(rank, "", FailingStore::kText);
-    expect_failure_before_the_secret(rank, "/no/such/file",
-                                     "CCL_SECRET_FILE=/no/such/file: the file cannot be read");
-  }
+  const std::string failed = "failed before the group was formed: ";
+  expect_failure_before_the_secret(0, "", failed + FailingStore::kText, "blamed: 0");
+  for (const int rank : {0, 1})
+    expect_failure_before_the_secret(
+        rank, "/no/such/file", failed + "CCL_SECRET_FILE=/no/such/file: the file cannot be read",
+        "blamed: " + std::to_string(rank));
+}
+
+/// The store was most likely served by a rank that has ended.
+TEST(RendezvousProcess, ARankThatLosesTheStoreBeforeTheSecretIsKnownIsNotBlamed) {
+  expect_failure_before_the_secret(
+      1, "", std::string("cannot use the store, which may have ended: ") + FailingStore::kText,
+      "blamed:");
 }
 
 TEST(RendezvousProcess, ARankThatNeverJoinsIsNamed) {

@@ -617,6 +617,21 @@ void exchange(tccl::Communicator& comm, std::size_t bytes) {
   check(in.front() == std::byte(2 - comm.rank()) && in.back() == in.front(), "the data");
 }
 
+/// Redirects the log of this process to a file. Returns its descriptor.
+int redirect_log() {
+  const int logged = ::memfd_create("logged", 0);
+  check(::dup2(logged, 2) == 2, "dup2");
+  return logged;
+}
+
+void report_lines_about_the_data_port(const Rank& rank, int logged) {
+  char text[4096] = {};
+  static_cast<void>(!::pread(logged, text, sizeof text - 1, 0));
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (line.find("data port") != std::string::npos) rank.report("logged " + line);
+}
+
 /// Returns what rank 0 has logged about its data port.
 std::vector<std::string> exchange_while_a_stranger_sends(int from, std::size_t bytes, int count) {
   Ranks ranks = start_on_hosts({0, 1, from}, [=](Rank& rank) {
@@ -630,8 +645,7 @@ std::vector<std::string> exchange_while_a_stranger_sends(int from, std::size_t b
       store->set("sent", "");
       return;
     }
-    const int logged = ::memfd_create("logged", 0);
-    check(::dup2(logged, 2) == 2, "dup2");
+    const int logged = redirect_log();
     auto comm = tccl::Communicator::create(rank.context(), *rank.store("world"), rank.rank, 2,
                                            {.name = "world", .timeout = 10s});
     exchange(*comm, 100);
@@ -649,11 +663,7 @@ std::vector<std::string> exchange_while_a_stranger_sends(int from, std::size_t b
     }
     for (int i = 0; i < 100; ++i) exchange(*comm, 200'000);
     expect_sum(*comm);
-    char text[4096] = {};
-    static_cast<void>(!::pread(logged, text, sizeof text - 1, 0));
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);)
-      if (line.find("data port") != std::string::npos) rank.report("logged " + line);
+    report_lines_about_the_data_port(rank, logged);
   });
   ranks.expect_all_exit_cleanly();
   std::vector<std::string> logged;
@@ -676,6 +686,28 @@ TEST(Hosts, MessagesOfAStrangerOnAHostOfTheJobAreDroppedAndLogged) {
 
 TEST(Hosts, LargeMessagesOfAStrangerDoNotStopTheMessagesOfRanks) {
   exchange_while_a_stranger_sends(1, 1'000'000, 100);
+}
+
+/// Its last message arrives in part.
+TEST(Hosts, ARankThatDiesWhileItSendsIsNotLoggedAsAStranger) {
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
+      const int logged = redirect_log();
+      auto comm = rank.join("world");
+      exchange(*comm, 200'000);
+      rank.report("ready");
+      const std::string reason = error_text_of([&] {
+        for (;;) exchange(*comm, 200'000);
+      });
+      check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
+      report_lines_about_the_data_port(rank, logged);
+    });
+    ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
+    ranks.kill_rank(1);
+    ranks.finish();
+    EXPECT_TRUE(ranks.outcomes[0].exited_cleanly()) << ranks.transcript();
+    EXPECT_FALSE(ranks.outcomes[0].find("logged")) << ranks.transcript();
+  }
 }
 
 /// A rank that leaves cleanly is not taken for dead when its process dies later.
@@ -713,7 +745,8 @@ TEST(Hosts, ARankThatExitsBeforeItIsContactedIsNotCalledDead) {
     static_cast<void>(store->get("left", 20s));
     const std::string reason = error_text_of([&] { expect_sum(*comm); });
     check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
-    check(reason.find("left or died before rank 0 first contacted it") != std::string::npos,
+    check(reason.find("left or died before the host of rank 0 first contacted it") !=
+              std::string::npos,
           reason.c_str());
   });
   ranks.expect_all_exit_cleanly();

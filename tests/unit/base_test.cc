@@ -1,8 +1,10 @@
 // Algorithm selection, validation and the shared memory arena.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <functional>
 
+#include "base/system_error.h"
 #include "communicator/validate.h"
 #include "config/settings.h"
 #include "operation/op_traits.h"
@@ -179,6 +181,17 @@ TEST(Arena, AllocationsDoNotOverlapAndAreReused) {
   const shm::Allocation again = arena.allocate(5000 + 4096);
   EXPECT_EQ(again.offset, a.offset) << "neighbours must merge";
   EXPECT_EQ(arena.at(again)[0], std::byte{0}) << "freed memory must read as zero";
+}
+
+TEST(DescriptorLimitText, SaysWhoCanRaiseTheLimit) {
+  EXPECT_EQ(descriptor_limit_text(1024, 4096),
+            ": the limit of this process is 1024 (RLIMIT_NOFILE), `ulimit -n` raises it to 4096");
+  EXPECT_EQ(descriptor_limit_text(1024, RLIM_INFINITY),
+            ": the limit of this process is 1024 (RLIMIT_NOFILE), `ulimit -n` raises it");
+  EXPECT_EQ(descriptor_limit_text(4096, 4096),
+            ": the limit of this process is 4096 (RLIMIT_NOFILE), which only an administrator can "
+            "raise: it is the hard limit");
+  EXPECT_EQ(descriptor_limit_text(RLIM_INFINITY, RLIM_INFINITY), "");
 }
 
 TEST(Arena, HeadersAndDataDoNotMix) {

@@ -210,13 +210,36 @@ TEST(ControlPlane, PortsOfARange) {
   EXPECT_LE(b.control.port(), ports.last);
 }
 
-/// Warnings are written once per process, so the test needs a new one.
+/// A connection that sends what no process of the job sends. Returns when it has been dropped.
+void connect_as_stranger(const Node& node) {
+  const Fd socket = start_connecting(SocketAddress::parse("127.0.0.1", node.control.port()), 60s);
+  const std::string junk(1000, 'x');
+  const bool sent =
+      eventually([&] { return ::send(socket.get(), junk.data(), junk.size(), MSG_NOSIGNAL) > 0; });
+  const bool dropped = eventually([&] {
+    char bytes[256];
+    const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, 0);
+    return count == 0 || (count < 0 && errno == ECONNRESET);
+  });
+  EXPECT_TRUE(sent && dropped);
+}
+
+/// What a death test has written to stderr, which is a file then.
+std::string captured_log() {
+  char text[4096] = {};
+  static_cast<void>(!::pread(STDERR_FILENO, text, sizeof text - 1, 0));
+  return text;
+}
+
+/// Warnings of a kind are written once per process, so the test needs a new one. A warning of another
+/// kind does not suppress them.
 TEST(ControlPlaneDeathTest, AShortageOfDescriptorsIsLogged) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
       {
         Node a("a");
         Node b("b");
+        connect_as_stranger(b);
         const Fd last(::open("/dev/null", O_RDONLY | O_CLOEXEC));
         rlimit limits{};
         ::getrlimit(RLIMIT_NOFILE, &limits);
@@ -224,9 +247,10 @@ TEST(ControlPlaneDeathTest, AShortageOfDescriptorsIsLogged) {
         const bool limited = ::setrlimit(RLIMIT_NOFILE, &limits) == 0;
         const auto b_at_a = a.add(b);
         a.connect(b_at_a);
-        std::this_thread::sleep_for(1500ms);  // the third attempt
+        const bool logged = eventually(
+            [] { return captured_log().find(" yet: Too many open files") != std::string::npos; });
         a.control.close();
-        ::_exit(limited && b.texts().empty() ? 0 : 1);
+        ::_exit(limited && logged && b.texts().empty() ? 0 : 1);
       },
       ::testing::ExitedWithCode(0),
       "no control connection to host b, pid [0-9]+ yet: Too many open files: the limit of this "

@@ -74,6 +74,18 @@ TEST_F(CpuQuotaTest, TheTightestOfAllLevels) {
   EXPECT_NE(read().cgroup, of_rank_0.cgroup);
 }
 
+/// Docker with --cpus in a slice with the same limit: all ranks of the slice share it.
+TEST_F(CpuQuotaTest, OfEqualLimitsTheOutermost) {
+  mount_v2("/slice/rank0");
+  write("/sys/fs/cgroup/slice/cpu.max", "200000 100000\n");
+  write("/sys/fs/cgroup/slice/rank0/cpu.max", "200000 100000\n");
+  write("/sys/fs/cgroup/slice/rank1/cpu.max", "200000 100000\n");
+  const CpuQuota of_rank_0 = read();
+  EXPECT_EQ(of_rank_0.cpus, 2);
+  mount_v2("/slice/rank1");
+  EXPECT_EQ(read().cgroup, of_rank_0.cgroup);
+}
+
 /// A container with a cgroup namespace: its own cgroup is "/".
 TEST_F(CpuQuotaTest, OfAContainerWithACgroupNamespace) {
   mount_v2("/");

@@ -24,6 +24,13 @@ TEST(Environment, ASetVariableIsSeen) {
   EXPECT_STREQ(::getenv("TCCL_TEST_A"), "three");
 }
 
+TEST(Environment, AVariableThatIsRightAlreadyStays) {
+  set_environment_variable("TCCL_TEST_F", "f");
+  char** const before = environ;
+  set_environment_variable("TCCL_TEST_F", "f");
+  EXPECT_EQ(environ, before);
+}
+
 /// getenv() in another thread may be anywhere in the old array. setenv() would free that one.
 TEST(Environment, TheOldVariablesStayAsTheyWere) {
   ::setenv("TCCL_TEST_B", "b", /*overwrite=*/1);  // the C library owns the array now

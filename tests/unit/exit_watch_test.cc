@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <thread>
 
@@ -103,6 +104,64 @@ TEST_F(ExitWatch, AServerThatEndsBeforeTheHandshakeIsNotTakenForEnded) {
   std::this_thread::sleep_for(kEnoughForLoopback);
   listener.reset();
   std::this_thread::sleep_for(kEnoughForLoopback);
+  EXPECT_FALSE(client.rank_zero_has_ended());
+}
+
+/// A server that is driven by the test.
+class ExitWatchClientTest : public ExitWatch {
+ protected:
+  void SetUp() override {
+    listener_ = listen_for_exit_watch({.usable = {"127.0.0.1"}});
+    ASSERT_TRUE(listener_);
+    const SocketAddress address = SocketAddress::of_local_end(listener_.get());
+    address_ = {address.host(), address.port()};
+  }
+
+  [[nodiscard]] Fd accept() const {
+    wait_readable(listener_);
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    EXPECT_TRUE(socket);
+    return socket;
+  }
+
+  /// Empty at the end of the connection.
+  static std::string received(const Fd& socket) {
+    char bytes[1024];
+    wait_readable(socket);
+    const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, 0);
+    return {bytes, count > 0 ? static_cast<std::size_t>(count) : 0};
+  }
+
+  static void wait_readable(const Fd& socket) {
+    pollfd entry{socket.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&entry, 1, 20'000), 1);
+  }
+
+  static void send_challenge(const Fd& socket) {
+    const Challenge challenge = make_challenge();
+    EXPECT_EQ(::send(socket.get(), &challenge, sizeof challenge, MSG_NOSIGNAL),
+              static_cast<ssize_t>(sizeof challenge));
+  }
+
+  Fd listener_;
+};
+
+TEST_F(ExitWatchClientTest, SendsAFarewellAlsoWithoutAConfirmation) {
+  std::optional<ExitWatchClient> client(std::in_place, options_of(1));
+  const Fd socket = accept();
+  send_challenge(socket);
+  EXPECT_FALSE(received(socket).empty()) << "the request";
+  client.reset();
+  EXPECT_EQ(received(socket), "f");
+  EXPECT_EQ(received(socket), "");
+}
+
+TEST_F(ExitWatchClientTest, ConnectsAgainIfItIsRefused) {
+  const ExitWatchClient client(options_of(1));
+  accept().reset();
+  const Fd socket = accept();
+  send_challenge(socket);
+  EXPECT_FALSE(received(socket).empty()) << "the request";
   EXPECT_FALSE(client.rank_zero_has_ended());
 }
 

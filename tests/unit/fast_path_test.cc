@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "control_node.h"
 #include "tccl/tccl.h"
 #include "thread_ranks.h"
 
@@ -216,6 +217,32 @@ TEST(OutOfMemory, AlsoForTheErrorFailsTheGroup) {
     }
     EXPECT_THROW(std::rethrow_exception(comm->error()), Error);
   });
+}
+
+/// A group's failure is then sent later.
+TEST(OutOfMemory, ANoticeThatCannotBeQueuedIsNotTakenForSent) {
+  Node a("a");
+  Node b("b");
+  const auto peer = a.add(b);
+  for (const Notice& notice : {notice_of("without a connection"), notice_of("with a connection")}) {
+    all_allocations_fail = true;
+    const bool queued = a.control.send_notice(peer, notice);
+    all_allocations_fail = false;
+    EXPECT_FALSE(queued);
+    EXPECT_TRUE(a.control.send_notice(peer, notice));
+    EXPECT_TRUE(b.receives(notice.text));
+  }
+}
+
+/// CommunicatorImpl::close() does it, which must not fail.
+TEST(OutOfMemory, ASecretIsRetired) {
+  control::PeerTable table(/*max_retired=*/0);
+  const std::string secret = "the secret of a closed group";
+  table.add_secret(secret);
+  all_allocations_fail = true;
+  table.retire_secret(secret);
+  all_allocations_fail = false;
+  EXPECT_EQ(table.find_secret(control::key_id(secret)), nullptr);
 }
 
 TEST(FastPath, CountersWork) {

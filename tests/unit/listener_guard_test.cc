@@ -48,7 +48,19 @@ TEST(ListenerGuard, OnlyAdmittedHostsConnect) {
   EXPECT_TRUE(is_connected(connect_from("127.0.0.2", it.address), 10s));
 }
 
+/// A host with addresses of both families may list either one.
+TEST(ListenerGuard, AnAddressOfAnotherFamilyHasNoEffect) {
+  Guarded it("127.0.0.1");
+  it.guard.admit(SocketAddress::parse("fd77::2", 0));
+  it.guard.admit(SocketAddress::parse("127.0.0.2", 0));
+  it.guard.admit(SocketAddress::parse("fd77::3", 0));
+  EXPECT_TRUE(it.guard.is_filtering());
+  EXPECT_TRUE(is_connected(connect_from("127.0.0.2", it.address), 10s));
+  EXPECT_FALSE(is_connected(connect_from("127.0.0.3", it.address), 300ms));
+}
+
 TEST(ListenerGuard, IPv6) {
+  if (!try_listen(SocketAddress::parse("::1", 0))) return;  // a container without IPv6
   Guarded it("::1");
   ASSERT_TRUE(it.guard.is_filtering());
   it.guard.admit(SocketAddress::parse("fd77::2", 0));
@@ -86,6 +98,7 @@ TEST(ListenerGuard, ConnectionsStayOpen) {
 /// As many as fit into a filter; then all.
 TEST(ListenerGuard, ManyHosts) {
   Guarded it("127.0.0.1");
+  ::testing::internal::CaptureStderr();
   int hosts = 0;
   for (; hosts < 3000 && it.guard.is_filtering(); ++hosts)
     it.guard.admit(SocketAddress::parse(
@@ -95,10 +108,20 @@ TEST(ListenerGuard, ManyHosts) {
   if (!it.guard.is_filtering()) {
     EXPECT_TRUE(is_connected(connect_from("127.0.0.3", it.address), 10s));
   }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const std::string warning = " warn: hosts outside the job can connect to the data port " +
+                              it.address.text() + ": the kernel takes no filter for " +
+                              std::to_string(hosts) + " hosts: ";
+  EXPECT_EQ(it.guard.is_filtering(), log.find(warning) == std::string::npos) << log;
 }
 
 TEST(ListenerGuard, AnAddressOnWhichNobodyListens) {
+  ::testing::internal::CaptureStderr();
   ListenerGuard guard(SocketAddress::parse("127.0.0.1", 1));
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find(
+                " warn: hosts outside the job can connect to the data port 127.0.0.1:1: this "
+                "process has no listener with that address"),
+            std::string::npos);
   guard.admit(SocketAddress::parse("127.0.0.2", 0));
   EXPECT_FALSE(guard.is_filtering());
 }

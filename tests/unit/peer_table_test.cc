@@ -40,6 +40,11 @@ TEST(PeerTable, AConnectionUsesTheSecretOfAGroupThatIsOpen) {
   EXPECT_EQ(peer->secrets.back(), "third");
   table.retire_secret("third");
   EXPECT_EQ(peer->secrets.back(), "third") << "its notices may still have to be sent";
+  table.find_or_add(identity_of(1), "fourth");
+  table.find_or_add(identity_of(1), "fifth");
+  table.retire_secret("fifth");
+  table.retire_secret("fourth");
+  EXPECT_EQ(peer->secrets, std::vector<std::string>{"fourth"}) << "not the older one, third";
 }
 
 TEST(PeerTable, SecretsBelongToThePeersOfTheirGroup) {

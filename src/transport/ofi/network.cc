@@ -1,14 +1,14 @@
 #include "transport/ofi/network.h"
 
+#include <rdma/fi_errno.h>
+
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "base/format.h"
 #include "base/log.h"
 #include "tccl/error.h"
-#include "transport/ofi/library.h"
 
 namespace tccl::ofi {
 namespace {
@@ -56,19 +56,19 @@ Network::~Network() {
   buffer_pool_->set_endpoint(nullptr);  // closing the endpoint ends all its requests
 }
 
-std::uint32_t Network::allocate_group_tag() {
+std::uint32_t Network::allocate_group_tag(std::uint64_t group_uid) {
   const std::lock_guard lock(cells_mutex_);
   do {
     last_group_tag_ = last_group_tag_ % kMaxGroupTag + 1;
-  } while (cells_.contains(last_group_tag_));
-  cells_[last_group_tag_];
+  } while (groups_.contains(last_group_tag_));
+  groups_[last_group_tag_].uid = group_uid;
   highest_group_tag_ = std::max(highest_group_tag_, last_group_tag_);
   return last_group_tag_;
 }
 
 void Network::release_group_tag(std::uint32_t group_tag) noexcept {
   const std::lock_guard lock(cells_mutex_);
-  cells_.erase(group_tag);
+  groups_.erase(group_tag);
 }
 
 std::vector<std::shared_ptr<MessageBuffer>> Network::take_cells(std::uint32_t group_tag) {
@@ -76,9 +76,9 @@ std::vector<std::shared_ptr<MessageBuffer>> Network::take_cells(std::uint32_t gr
   const std::lock_guard lock(cells_mutex_);
   sort_cells();
   post_cell_receives();
-  const auto found = cells_.find(group_tag);
-  return found == cells_.end() ? std::vector<std::shared_ptr<MessageBuffer>>()
-                               : std::exchange(found->second, {});
+  const auto found = groups_.find(group_tag);
+  return found == groups_.end() ? std::vector<std::shared_ptr<MessageBuffer>>()
+                                : std::exchange(found->second.cells, {});
 }
 
 void Network::post_cell_receives() {
@@ -94,26 +94,33 @@ void Network::post_cell_receives() {
   }
 }
 
-/// Distributes arrived cells to their groups. Drops those of groups that this process has departed
-/// from, and messages that are no cells.
+/// Distributes arrived cells to their groups.
 void Network::sort_cells() {
   std::erase_if(posted_, [&](const std::shared_ptr<MessageBuffer>& buffer) {
     if (!buffer->is_idle()) return false;
-    const Request& request = buffer->incoming();
-    CellAddress address;
-    std::memcpy(&address, buffer->header(), sizeof address);
-    if (request.error() == ECANCELED) return true;
-    if (request.error() != 0 || request.bytes() < MessageBuffer::kHeaderBytes) {
-      warn_dropped(request.error() != 0 ? library().strerror(request.error())
-                                        : "it is too short for a header");
-      return true;
-    }
-    if (const auto found = cells_.find(address.group_tag); found != cells_.end())
-      found->second.push_back(buffer);
-    else if (address.group_tag > highest_group_tag_)
-      warn_dropped("it names no group");
+    keep_cell(buffer);
     return true;
   });
+}
+
+/// For its group. Drops those of groups that this process has departed from, and messages that are
+/// no cells.
+void Network::keep_cell(const std::shared_ptr<MessageBuffer>& buffer) {
+  const Request& request = buffer->incoming();
+  if (request.error() == FI_ETRUNC) return warn_dropped("it is too long");
+  // Other errors: cancelled, or the connection broke while the message arrived (the sender died).
+  if (request.error() != 0) return;
+  if (request.bytes() < MessageBuffer::kHeaderBytes)
+    return warn_dropped("it is too short for a header");
+  CellAddress address;
+  std::memcpy(&address, buffer->header(), sizeof address);
+  const auto found = groups_.find(address.group_tag);
+  if (found == groups_.end()) {
+    if (address.group_tag > highest_group_tag_) warn_dropped("it names no group");
+    return;
+  }
+  if (address.group_uid != found->second.uid) return warn_dropped("it names another group");
+  found->second.cells.push_back(buffer);
 }
 
 void Network::warn_dropped(const std::string& reason) noexcept {

@@ -58,8 +58,10 @@ class Network {
   [[nodiscard]] ControlPlane& control() noexcept { return control_; }
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
   /// A new group tag: the part of the message tag by which this process receives messages of one
-  /// group. Cells with this tag are kept for take_cells() until release_group_tag().
-  std::uint32_t allocate_group_tag();
+  /// group. Cells with this tag are kept for take_cells() until release_group_tag(). Any process can
+  /// send to the endpoint and group tags can be guessed, but only ranks know the group_uid: cells
+  /// with another one are dropped at once, so that they take no memory.
+  std::uint32_t allocate_group_tag(std::uint64_t group_uid);
   void release_group_tag(std::uint32_t group_tag) noexcept;
 
   /// When the last reference goes, requests that have not completed are cancelled.
@@ -89,6 +91,7 @@ class Network {
  private:
   void post_cell_receives();
   void sort_cells();
+  void keep_cell(const std::shared_ptr<MessageBuffer>& buffer);
 
   std::string address_;
   /// Outlives the endpoint, which may write to a buffer until it is closed.
@@ -97,9 +100,13 @@ class Network {
   ControlPlane control_;
   std::atomic<bool> warned_{false};  // relaxed: orders nothing
   std::mutex cells_mutex_;           // guards the rest
+  struct Group {
+    std::uint64_t uid;
+    std::vector<std::shared_ptr<MessageBuffer>> cells;
+  };
   std::uint32_t last_group_tag_ = 0;
-  std::uint32_t highest_group_tag_ = 0;  // that was ever allocated
-  std::map<std::uint32_t, std::vector<std::shared_ptr<MessageBuffer>>> cells_;  // by group tag
+  std::uint32_t highest_group_tag_ = 0;                 // that was ever allocated
+  std::map<std::uint32_t, Group> groups_;               // by group tag
   std::vector<std::shared_ptr<MessageBuffer>> posted_;  // receives for cells of any group
 };
 

@@ -170,16 +170,14 @@ void OfiP2p::throw_if_unexplained() {
               {send_error_->rank});
 }
 
-/// Any process can send to the endpoint, but only one of this job knows the group_uid. Cells that
-/// have another one are dropped; a malformed cell of a rank of the group fails the group.
+/// A malformed cell of a rank of the group fails the group.
 void OfiP2p::add_arrived(const std::shared_ptr<MessageBuffer>& buffer) {
   Envelope envelope;
   std::memcpy(&envelope, buffer->header(), sizeof envelope);
   const int source = envelope.address.source;
   const bool is_remote =
       source >= 0 && source < membership_.size() && !membership_.is_local(source);
-  if (!is_remote || envelope.address.group_uid != membership_.group_uid())
-    return network_.warn_dropped("it names another group, or no rank of another host");
+  if (!is_remote) return network_.warn_dropped("it names no rank of another host");
   Incoming& from = incoming_[static_cast<std::size_t>(source)];
   const std::size_t payload_bytes = buffer->incoming().bytes() - MessageBuffer::kHeaderBytes;
   if (envelope.cell.payload_bytes != payload_bytes ||

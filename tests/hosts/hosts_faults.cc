@@ -688,28 +688,6 @@ TEST(Hosts, LargeMessagesOfAStrangerDoNotStopTheMessagesOfRanks) {
   exchange_while_a_stranger_sends(1, 1'000'000, 100);
 }
 
-/// Its last message arrives in part.
-TEST(Hosts, ARankThatDiesWhileItSendsIsNotLoggedAsAStranger) {
-  for (int attempt = 0; attempt < 5; ++attempt) {
-    Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
-      const int logged = redirect_log();
-      auto comm = rank.join("world");
-      exchange(*comm, 200'000);
-      rank.report("ready");
-      const std::string reason = error_text_of([&] {
-        for (;;) exchange(*comm, 200'000);
-      });
-      check(reason.find("rank 1 (host ") != std::string::npos, reason.c_str());
-      report_lines_about_the_data_port(rank, logged);
-    });
-    ASSERT_TRUE(ranks.all_reported("ready")) << ranks.transcript();
-    ranks.kill_rank(1);
-    ranks.finish();
-    EXPECT_TRUE(ranks.outcomes[0].exited_cleanly()) << ranks.transcript();
-    EXPECT_FALSE(ranks.outcomes[0].find("logged")) << ranks.transcript();
-  }
-}
-
 /// A rank that leaves cleanly is not taken for dead when its process dies later.
 TEST(Hosts, ARankThatLeavesAndThenDiesHasLeft) {
   Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {

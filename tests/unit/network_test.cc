@@ -66,5 +66,41 @@ TEST_F(NetworkTest, CellsThatNameAnotherGroupAreNotKeptForAnIdleOne) {
   EXPECT_EQ(address.group_uid, 7U);
 }
 
+/// The receiver does not read, so the last message is sent in part when the sender ends.
+TEST_F(NetworkTest, AMessageThatBreaksOffIsNotLogged) {
+  const std::uint32_t group = network_.allocate_group_tag(/*group_uid=*/7);
+  std::vector<std::byte> cell(MessageBuffer::kBytes);
+  const CellAddress address{7, group, 1};
+  std::memcpy(cell.data(), &address, sizeof address);
+  std::deque<Request> requests;
+  auto sender =
+      std::make_unique<Endpoint>(Endpoint::Options{.provider = "tcp", .address = "127.0.0.1"});
+  network_.endpoint().add_peer(sender->address());
+  const fi_addr_t receiver = sender->add_peer(network_.endpoint().address());
+  const auto send_one = [&] {
+    return sender->send(receiver, tag_of(group, TrafficKind::point_to_point, 0), cell,
+                        requests.emplace_back());
+  };
+  ASSERT_TRUE(eventually([&] {
+    network_.progress();
+    return send_one();  // once it is connected
+  }));
+  ASSERT_TRUE(eventually([&] {
+    sender->progress();
+    return !network_.take_cells(group).empty();
+  }));
+  while (sender->in_flight_sends() < 1000 && send_one()) sender->progress();
+  ASSERT_GT(sender->in_flight_sends(), 10U);
+  ::testing::internal::CaptureStderr();
+  sender.reset();
+  EXPECT_TRUE(eventually([&] {
+    network_.take_cells(group);
+    return network_.endpoint().connected_hosts().empty();
+  }));
+  for (int i = 0; i < 100; ++i) network_.take_cells(group);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(log.find("data port"), std::string::npos) << log;
+}
+
 }  // namespace
 }  // namespace tccl::ofi

@@ -76,6 +76,16 @@ TEST_F(ExitWatch, AClientThatEndsItsRendezvousHasNotEnded) {
   EXPECT_FALSE(failure_is_published());
 }
 
+TEST_F(ExitWatch, AClientThatEndsItsRendezvousAtAnyTimeHasNotEnded) {
+  start_server();
+  for (int i = 0; i < 200; ++i) {
+    const ExitWatchClient client(options_of(1));
+    std::this_thread::sleep_for(10us * i);
+  }
+  std::this_thread::sleep_for(kEnoughForLoopback);
+  EXPECT_FALSE(failure_is_published());
+}
+
 TEST_F(ExitWatch, AServerThatEndsItsRendezvousHasNotEnded) {
   start_server();
   const ExitWatchClient client(options_of(1));

@@ -159,7 +159,8 @@ TEST(ControlAuthenticationDeathTest, AnInvalidFrameOfAPeerIsLogged) {
         const bool received = b.receives("good");
         connection.send("not a frame of the protocol");
         const bool dropped = connection.is_dropped();
-        static_cast<void>(RawConnection(b).challenge());  // sent by the thread that logs, afterwards
+        static_cast<void>(
+            RawConnection(b).challenge());  // sent by the thread that logs, afterwards
         ::_exit(received && dropped ? 0 : 1);
       },
       ::testing::ExitedWithCode(0),

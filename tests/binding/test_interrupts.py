@@ -147,11 +147,12 @@ def test_wait_with_future():
 
 def check_wait_while_callbacks_run(rank: int, size: int) -> None:
     """The operation is complete, but a callback of its Future blocks."""
-    work = dist.all_reduce(torch.ones(3), async_op=True)
     if rank == 1:
-        work.wait()
+        _get_default_store().wait(["callback registered"])
+        dist.all_reduce(torch.ones(3))
         wait_for_the_other_rank()
         return
+    work = dist.all_reduce(torch.ones(3), async_op=True)
     runs, may_return = threading.Event(), threading.Event()
 
     def callback(_):
@@ -159,6 +160,7 @@ def check_wait_while_callbacks_run(rank: int, size: int) -> None:
         may_return.wait(30)
 
     work.get_future().then(callback)
+    _get_default_store().set("callback registered", "")  # else it may run inside then()
     assert runs.wait(20)  # on a thread of the library: this one has not waited yet
     begin = time.monotonic()
     with contextlib.suppress(dist.DistBackendError):

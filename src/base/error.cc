@@ -33,7 +33,7 @@ std::string_view name_of(Errc code) {
 }
 
 std::string reason_of(int error) {
-  const std::string reason = std::strerror(error);
+  std::string reason = std::strerror(error);
   if (error == ENFILE) return reason + " (fs.file-max)";
   rlimit files{};
   if (error != EMFILE || ::getrlimit(RLIMIT_NOFILE, &files) != 0) return reason;

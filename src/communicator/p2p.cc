@@ -11,6 +11,16 @@
 #include "tccl/error.h"
 
 namespace tccl {
+namespace {
+
+Error out_of_memory_error(const Membership& membership) {
+  return {Errc::system,
+          formatted("rank {} ran out of memory in a point-to-point operation of group {}",
+                    membership.rank(), membership.name()),
+          {membership.rank()}};
+}
+
+}  // namespace
 
 P2p::P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> membership,
          std::unique_ptr<ofi::OfiP2p> ofi_p2p, std::size_t eager_bytes, ProgressThread& progress,
@@ -23,11 +33,7 @@ P2p::P2p(std::shared_ptr<shm::LocalGroup> group, std::shared_ptr<Membership> mem
       run_elsewhere_(std::move(run_elsewhere)),
       check_interrupt_(std::move(check_interrupt)),
       backoff_(backoff),
-      out_of_memory_(
-          Errc::system,
-          formatted("rank {} ran out of memory in a point-to-point operation of group {}",
-                    membership_->rank(), group_name()),
-          {membership_->rank()}),
+      out_of_memory_(out_of_memory_error(*membership_)),
       protocol_(*group_, *membership_, ofi_p2p_.get(), eager_bytes),
       failures_(*membership_, protocol_) {}
 

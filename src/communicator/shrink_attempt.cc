@@ -176,7 +176,7 @@ void ShrinkAttempt::handle(const ShrinkMessage& message) {
   if (message.kind == Kind::formed || message.kind == Kind::failed) decide(message);
 }
 
-void ShrinkAttempt::send(int rank, ShrinkMessage message) {
+void ShrinkAttempt::send(int rank, const ShrinkMessage& message) {
   const bool is_member = rank >= 0 && rank < membership_.size();
   if (is_member && !membership_.is_local(rank))
     membership_.send_shrink_message(rank, encode(message));

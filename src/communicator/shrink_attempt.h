@@ -78,7 +78,7 @@ class ShrinkAttempt {
   void advance();
   void decide(const ShrinkMessage& outcome);
   void announce(const ShrinkMessage& outcome);
-  void send(int rank, ShrinkMessage message);
+  void send(int rank, const ShrinkMessage& message);
   [[nodiscard]] ShrinkMessage message_of(Kind kind) const;
   [[nodiscard]] ShrinkMessage offer_of_host() const;
 

@@ -58,7 +58,7 @@ std::string replaced_backend(const CpuBackend::Options& options) {
 }  // namespace
 
 CpuBackend::CpuBackend(const StorePtr& store, int rank, int size,
-                       c10::intrusive_ptr<Options> options, std::string name)
+                       const c10::intrusive_ptr<Options>& options, const std::string& name)
     : CpuBackend(make_communicator(store, rank, size,
                                    {.name = name,
                                     .timeout = options->timeout,

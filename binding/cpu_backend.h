@@ -48,8 +48,8 @@ class CpuBackend : public BackendBase {
 
   /// Collective over all ranks: rendezvous through `store`, whose keys belong to this group alone.
   /// `name` appears in messages.
-  CpuBackend(const StorePtr& store, int rank, int size, c10::intrusive_ptr<Options> options,
-             std::string name);
+  CpuBackend(const StorePtr& store, int rank, int size, const c10::intrusive_ptr<Options>& options,
+             const std::string& name);
   /// The backend of a group that exists.
   CpuBackend(std::shared_ptr<tccl::Communicator> communicator, c10::intrusive_ptr<Options> options,
              std::string name);

@@ -50,7 +50,7 @@ void check_interrupt() {
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
-std::exception_ptr storable_error(std::exception_ptr error) noexcept {
+std::exception_ptr storable_error(const std::exception_ptr& error) noexcept {
   if (!error) return nullptr;
   try {
     try {

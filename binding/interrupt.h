@@ -20,7 +20,7 @@ inline constexpr std::chrono::milliseconds kInterruptInterval{100};
 
 /// `error`, as a Work may store it. If it is an exception of Python, that is kept for
 /// throw_kept_interrupt().
-std::exception_ptr storable_error(std::exception_ptr error) noexcept;
+std::exception_ptr storable_error(const std::exception_ptr& error) noexcept;
 /// Throws the exception of Python that storable_error() has kept, if there is one and this is the
 /// main thread.
 void throw_kept_interrupt();

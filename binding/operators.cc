@@ -73,21 +73,23 @@ at::Tensor empty_with(const std::vector<c10::SymInt>& sizes, const at::Tensor& l
 
 // ---- CPU
 
-void all_reduce_(at::Tensor tensor, std::string reduce_op, std::string group_name) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
+void all_reduce_in_place(const at::Tensor& tensor, const std::string& reduce_op,
+                         const std::string& group_name) {
+  std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op_named(reduce_op);
   options.asyncOp = false;
   cpu_backend(group_named(group_name))->allreduce(tensors, options)->wait();
 }
 
-at::Tensor all_reduce(const at::Tensor& tensor, std::string reduce_op, std::string group_name) {
+at::Tensor all_reduce(const at::Tensor& tensor, const std::string& reduce_op,
+                      const std::string& group_name) {
   at::Tensor result = tensor.clone(at::MemoryFormat::Contiguous);
-  all_reduce_(result, std::move(reduce_op), std::move(group_name));
+  all_reduce_in_place(result, reduce_op, group_name);
   return result;
 }
 
-at::Tensor all_gather(const at::Tensor& tensor, std::string group_name) {
+at::Tensor all_gather(const at::Tensor& tensor, const std::string& group_name) {
   const GroupPtr group = group_named(group_name);
   at::Tensor input = tensor.contiguous();
   at::Tensor output = empty_with(gathered_sizes(input, group->getSize()), input);
@@ -97,7 +99,8 @@ at::Tensor all_gather(const at::Tensor& tensor, std::string group_name) {
   return output;
 }
 
-at::Tensor reduce_scatter(const at::Tensor& tensor, std::string reduce_op, std::string group_name) {
+at::Tensor reduce_scatter(const at::Tensor& tensor, const std::string& reduce_op,
+                          const std::string& group_name) {
   const GroupPtr group = group_named(group_name);
   at::Tensor input = tensor.contiguous();
   at::Tensor output = empty_with(scattered_sizes(input, group->getSize()), input);
@@ -109,8 +112,8 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, std::string reduce_op, std::
 }
 
 /// `source` is a rank of the group.
-void broadcast_(at::Tensor tensor, int64_t source, std::string group_name) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
+void broadcast_in_place(const at::Tensor& tensor, int64_t source, const std::string& group_name) {
+  std::vector<at::Tensor> tensors{tensor};
   c10d::BroadcastOptions options;
   options.rootRank = source;
   options.asyncOp = false;
@@ -119,30 +122,32 @@ void broadcast_(at::Tensor tensor, int64_t source, std::string group_name) {
 
 // ---- shapes, for torch.compile
 
-void all_reduce_meta_(at::Tensor /*tensor*/, std::string reduce_op, std::string /*group_name*/) {
+void all_reduce_in_place_meta(const at::Tensor& /*tensor*/, const std::string& reduce_op,
+                              const std::string& /*group_name*/) {
   reduce_op_named(reduce_op);
 }
-at::Tensor all_reduce_meta(const at::Tensor& tensor, std::string reduce_op,
-                           std::string /*group_name*/) {
+at::Tensor all_reduce_meta(const at::Tensor& tensor, const std::string& reduce_op,
+                           const std::string& /*group_name*/) {
   reduce_op_named(reduce_op);
   return at::empty_like(tensor, {}, at::MemoryFormat::Contiguous);
 }
-at::Tensor all_gather_meta(const at::Tensor& tensor, std::string group_name) {
+at::Tensor all_gather_meta(const at::Tensor& tensor, const std::string& group_name) {
   return empty_with(gathered_sizes(tensor, group_named(group_name)->getSize()), tensor);
 }
-at::Tensor reduce_scatter_meta(const at::Tensor& tensor, std::string reduce_op,
-                               std::string group_name) {
+at::Tensor reduce_scatter_meta(const at::Tensor& tensor, const std::string& reduce_op,
+                               const std::string& group_name) {
   reduce_op_named(reduce_op);
   return empty_with(scattered_sizes(tensor, group_named(group_name)->getSize()), tensor);
 }
-void broadcast_meta_(at::Tensor /*tensor*/, int64_t /*source*/, std::string /*group_name*/) {}
+void broadcast_in_place_meta(const at::Tensor& /*tensor*/, int64_t /*source*/,
+                             const std::string& /*group_name*/) {}
 
 // ---- autograd
 
-using AllReduceHandle = at::Tensor(const at::Tensor&, std::string, std::string);
-using AllReduceInPlaceHandle = void(at::Tensor, std::string, std::string);
-using AllGatherHandle = at::Tensor(const at::Tensor&, std::string);
-using BroadcastHandle = void(at::Tensor, int64_t, std::string);
+using AllReduceHandle = at::Tensor(const at::Tensor&, const std::string&, const std::string&);
+using AllReduceInPlaceHandle = void(const at::Tensor&, const std::string&, const std::string&);
+using AllGatherHandle = at::Tensor(const at::Tensor&, const std::string&);
+using BroadcastHandle = void(const at::Tensor&, int64_t, const std::string&);
 
 template <class Signature>
 c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
@@ -150,25 +155,28 @@ c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
 }
 
 // Calls of the operators through torch's dispatcher, below autograd or from a backward pass.
-at::Tensor call_all_reduce(const at::Tensor& tensor, std::string reduce_op, std::string group) {
+at::Tensor call_all_reduce(const at::Tensor& tensor, const std::string& reduce_op,
+                           const std::string& group) {
   static const auto handle = find_operator<AllReduceHandle>("torch_ccl::all_reduce");
-  return handle.call(tensor, std::move(reduce_op), std::move(group));
+  return handle.call(tensor, reduce_op, group);
 }
-at::Tensor call_all_gather(const at::Tensor& tensor, std::string group) {
+at::Tensor call_all_gather(const at::Tensor& tensor, const std::string& group) {
   static const auto handle = find_operator<AllGatherHandle>("torch_ccl::all_gather");
-  return handle.call(tensor, std::move(group));
+  return handle.call(tensor, group);
 }
-at::Tensor call_reduce_scatter(const at::Tensor& tensor, std::string reduce_op, std::string group) {
+at::Tensor call_reduce_scatter(const at::Tensor& tensor, const std::string& reduce_op,
+                               const std::string& group) {
   static const auto handle = find_operator<AllReduceHandle>("torch_ccl::reduce_scatter");
-  return handle.call(tensor, std::move(reduce_op), std::move(group));
+  return handle.call(tensor, reduce_op, group);
 }
-void call_all_reduce_(at::Tensor tensor, std::string reduce_op, std::string group) {
+void call_all_reduce_in_place(const at::Tensor& tensor, const std::string& reduce_op,
+                              const std::string& group) {
   static const auto handle = find_operator<AllReduceInPlaceHandle>("torch_ccl::all_reduce_");
-  handle.call(std::move(tensor), std::move(reduce_op), std::move(group));
+  handle.call(tensor, reduce_op, group);
 }
-void call_broadcast_(at::Tensor tensor, int64_t source, std::string group) {
+void call_broadcast_in_place(const at::Tensor& tensor, int64_t source, const std::string& group) {
   static const auto handle = find_operator<BroadcastHandle>("torch_ccl::broadcast_");
-  handle.call(std::move(tensor), source, std::move(group));
+  handle.call(tensor, source, group);
 }
 
 void save(Context* context, const std::string& reduce_op, const std::string& group) {
@@ -185,8 +193,8 @@ std::string saved_linear_op(Context* context) {
 }
 
 struct AllReduce : torch::autograd::Function<AllReduce> {
-  static at::Tensor forward(Context* context, const at::Tensor& tensor, std::string reduce_op,
-                            std::string group) {
+  static at::Tensor forward(Context* context, const at::Tensor& tensor,
+                            const std::string& reduce_op, const std::string& group) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     save(context, reduce_op, group);
     return call_all_reduce(tensor, reduce_op, group);
@@ -197,7 +205,7 @@ struct AllReduce : torch::autograd::Function<AllReduce> {
 };
 
 struct AllGather : torch::autograd::Function<AllGather> {
-  static at::Tensor forward(Context* context, const at::Tensor& tensor, std::string group) {
+  static at::Tensor forward(Context* context, const at::Tensor& tensor, const std::string& group) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     save(context, "sum", group);
     return call_all_gather(tensor, group);
@@ -208,8 +216,8 @@ struct AllGather : torch::autograd::Function<AllGather> {
 };
 
 struct ReduceScatter : torch::autograd::Function<ReduceScatter> {
-  static at::Tensor forward(Context* context, const at::Tensor& tensor, std::string reduce_op,
-                            std::string group) {
+  static at::Tensor forward(Context* context, const at::Tensor& tensor,
+                            const std::string& reduce_op, const std::string& group) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     save(context, reduce_op, group);
     return call_reduce_scatter(tensor, reduce_op, group);
@@ -226,22 +234,22 @@ bool needs_graph(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
-at::Tensor all_reduce_autograd(const at::Tensor& tensor, std::string reduce_op, std::string group) {
-  if (needs_graph(tensor)) return AllReduce::apply(tensor, std::move(reduce_op), std::move(group));
+at::Tensor all_reduce_autograd(const at::Tensor& tensor, const std::string& reduce_op,
+                               const std::string& group) {
+  if (needs_graph(tensor)) return AllReduce::apply(tensor, reduce_op, group);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_all_reduce(tensor, std::move(reduce_op), std::move(group));
+  return call_all_reduce(tensor, reduce_op, group);
 }
-at::Tensor all_gather_autograd(const at::Tensor& tensor, std::string group) {
-  if (needs_graph(tensor)) return AllGather::apply(tensor, std::move(group));
+at::Tensor all_gather_autograd(const at::Tensor& tensor, const std::string& group) {
+  if (needs_graph(tensor)) return AllGather::apply(tensor, group);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_all_gather(tensor, std::move(group));
+  return call_all_gather(tensor, group);
 }
-at::Tensor reduce_scatter_autograd(const at::Tensor& tensor, std::string reduce_op,
-                                   std::string group) {
-  if (needs_graph(tensor))
-    return ReduceScatter::apply(tensor, std::move(reduce_op), std::move(group));
+at::Tensor reduce_scatter_autograd(const at::Tensor& tensor, const std::string& reduce_op,
+                                   const std::string& group) {
+  if (needs_graph(tensor)) return ReduceScatter::apply(tensor, reduce_op, group);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return call_reduce_scatter(tensor, std::move(reduce_op), std::move(group));
+  return call_reduce_scatter(tensor, reduce_op, group);
 }
 
 /// For an operator that writes its argument: calls it below autograd, which counts the new version.
@@ -256,13 +264,15 @@ void write_below_autograd(const at::Tensor& tensor, const char* name, const Call
   }
   if (!tensor.is_inference()) torch::autograd::impl::bump_version(tensor);
 }
-void all_reduce_autograd_(at::Tensor tensor, std::string reduce_op, std::string group) {
+void all_reduce_in_place_autograd(const at::Tensor& tensor, const std::string& reduce_op,
+                                  const std::string& group) {
   write_below_autograd(tensor, "all_reduce_",
-                       [&] { call_all_reduce_(tensor, std::move(reduce_op), std::move(group)); });
+                       [&] { call_all_reduce_in_place(tensor, reduce_op, group); });
 }
-void broadcast_autograd_(at::Tensor tensor, int64_t source, std::string group) {
+void broadcast_in_place_autograd(const at::Tensor& tensor, int64_t source,
+                                 const std::string& group) {
   write_below_autograd(tensor, "broadcast_",
-                       [&] { call_broadcast_(tensor, source, std::move(group)); });
+                       [&] { call_broadcast_in_place(tensor, source, group); });
 }
 
 }  // namespace
@@ -276,27 +286,27 @@ TORCH_LIBRARY(torch_ccl, library) {
 }
 
 TORCH_LIBRARY_IMPL(torch_ccl, CPU, library) {
-  library.impl("all_reduce_", all_reduce_);
+  library.impl("all_reduce_", all_reduce_in_place);
   library.impl("all_reduce", all_reduce);
   library.impl("all_gather", all_gather);
   library.impl("reduce_scatter", reduce_scatter);
-  library.impl("broadcast_", broadcast_);
+  library.impl("broadcast_", broadcast_in_place);
 }
 
 TORCH_LIBRARY_IMPL(torch_ccl, Meta, library) {
-  library.impl("all_reduce_", all_reduce_meta_);
+  library.impl("all_reduce_", all_reduce_in_place_meta);
   library.impl("all_reduce", all_reduce_meta);
   library.impl("all_gather", all_gather_meta);
   library.impl("reduce_scatter", reduce_scatter_meta);
-  library.impl("broadcast_", broadcast_meta_);
+  library.impl("broadcast_", broadcast_in_place_meta);
 }
 
 TORCH_LIBRARY_IMPL(torch_ccl, Autograd, library) {
-  library.impl("all_reduce_", all_reduce_autograd_);
+  library.impl("all_reduce_", all_reduce_in_place_autograd);
   library.impl("all_reduce", all_reduce_autograd);
   library.impl("all_gather", all_gather_autograd);
   library.impl("reduce_scatter", reduce_scatter_autograd);
-  library.impl("broadcast_", broadcast_autograd_);
+  library.impl("broadcast_", broadcast_in_place_autograd);
 }
 
 }  // namespace torch_ccl

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "context.h"
+
 namespace torch_ccl {
 namespace {
 

@@ -115,7 +115,7 @@ void WorkCCL::complete_by_waiter(const tccl::Work& operation) noexcept {
 }
 
 void WorkCCL::complete_by_callback(const c10::intrusive_ptr<WorkCCL>& work,
-                                   std::shared_ptr<tccl::Work> operation,
+                                   const std::shared_ptr<tccl::Work>& operation,
                                    std::shared_ptr<const CollectiveRequest> request) {
   work->is_counted_ = true;  // no other thread completes it
   work->pending_work_->add();
@@ -193,7 +193,7 @@ void WorkCCL::complete_without_waiter() {
     operation = operation_;
   }
   if (request)
-    complete_by_callback(c10::intrusive_ptr<WorkCCL>::reclaim_copy(this), std::move(operation),
+    complete_by_callback(c10::intrusive_ptr<WorkCCL>::reclaim_copy(this), operation,
                          std::move(request));
 }
 

@@ -91,7 +91,7 @@ class WorkCCL final : public c10d::Work {
   enum class State : unsigned char { running, future_pending, notify_pending, finished };
 
   static void complete_by_callback(const c10::intrusive_ptr<WorkCCL>& work,
-                                   std::shared_ptr<tccl::Work> operation,
+                                   const std::shared_ptr<tccl::Work>& operation,
                                    std::shared_ptr<const CollectiveRequest> request);
   /// Whether nothing has to happen at completion but what a waiter can do.
   [[nodiscard]] bool can_be_completed_by_waiter(const CollectiveRequest& request) const;

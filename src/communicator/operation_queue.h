@@ -151,6 +151,7 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   using Entries = std::list<WorkPtr>;  // null: a gate
   enum class State : std::uint8_t { idle, fast_path, ready, running, rechecking };
   class Lock;
+  class FastPath;
   class CallbackScope;
   friend class CollectiveWork;
 
@@ -165,8 +166,9 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   // --- without the mutex ---
   bool try_take_fast_path();
   void release_synchronous();
-  class FastPath;
   bool try_post(const WorkPtr& work, std::uint32_t* sequence);
+  /// By the thread that runs the queue, or is about to.
+  WorkPtr pop_posted();
   static bool may_outlast(const CollectiveWork& work, Deadline deadline);
   bool complete_posted_until_done(const CollectiveWork& work, Deadline deadline);
   void complete_arrived();
@@ -222,7 +224,6 @@ class OperationQueue : public std::enable_shared_from_this<OperationQueue> {
   /// queue; if none does, to who holds the mutex.
   std::array<WorkPtr, Executor::kMaxPosted> posted_;
   std::size_t posted_count_ = 0;
-  [[nodiscard]] WorkPtr pop_posted();
 
   /// Changes without the mutex only between idle and fast_path; see try_take_fast_path() and Lock.
   std::atomic<State> state_{State::idle};

@@ -21,10 +21,19 @@ from fault_harness.steps import Steps
 from fault_harness.table import FAULTS, SCRIPT_SIGNAL, Action, Effect
 from fault_harness.trial import CALLS_WITH_STEPS, MAX_CALLS, MORE_CALLS, Trial
 
+#: Of the largest tensor of a call, which has 1,200,000 bytes.
+TENSOR_PAGES = 293
 #: How much more than the group before the new groups may hold: the thread pool grows, the heap
-#: keeps freed tensors (of up to 293 pages). The second new group shows whether something grows.
+#: keeps freed tensors. The second new group shows whether something grows.
 SPARE = [
-    {"threads": 3, "file": 2, "pipe": 2, "socket": 6, "anon_inode": 2, "shared pages": 1000},
+    {
+        "threads": 3,
+        "file": 2,
+        "pipe": 2,
+        "socket": 6,
+        "anon_inode": 2,
+        "shared pages": 100 + 3 * TENSOR_PAGES,
+    },
     {"threads": 3, "socket": 2, "shared pages": 8},
 ]
 

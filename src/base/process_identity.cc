@@ -87,4 +87,11 @@ bool ProcessIdentity::has_ended() const {
   return status->start_time != start_time_ || status->state == 'Z' || status->state == 'X';
 }
 
+bool ProcessIdentity::is_stopped() const {
+  if (!is_local()) return false;
+  const auto status = status_of(pid_);
+  return status && status->start_time == start_time_ &&
+         (status->state == 'T' || status->state == 't');
+}
+
 }  // namespace tccl

@@ -25,6 +25,8 @@ class ProcessIdentity {
   [[nodiscard]] bool is_local() const;
   /// False also if it cannot be known: on another host or in another PID namespace.
   [[nodiscard]] bool has_ended() const;
+  /// Whether a signal or a debugger has stopped it. False also if it cannot be known.
+  [[nodiscard]] bool is_stopped() const;
 
  private:
   std::string place_;  // host and namespaces; empty if they are unknown

@@ -51,17 +51,28 @@ StoreClient HostAgreement::client() const {
   });
 }
 
+/// Of a round that `missing_host` has not completed by the deadline. A coordinator that knows more
+/// has published it meanwhile: one whose own rank is stalled, or one further down in the tree.
+Error HostAgreement::round_timeout(Round round, int missing_host) const {
+  const int levels = missing_host > host_ ? levels_below(missing_host, host_map_.hosts())
+                                          : levels_below(0, host_map_.hosts()) + 1;
+  if (const auto known = known_cause_of_timeout(options_, levels)) return *known;
+  const std::span<const int> missing = host_map_.ranks_of(missing_host);
+  return init_timeout(options_,
+                      formatted("{} did not complete the exchange of {} between {} hosts; host {} "
+                                "waited",
+                                joined_processes_text(options_, missing), name_of(round),
+                                host_map_.hosts(), host_name()),
+                      {missing.begin(), missing.end()});
+}
+
 /// Calls `exchange`, which waits for other hosts in the store; its timeout names the round.
 template <class Exchange>
 auto HostAgreement::in_round(Round round, const Exchange& exchange) const {
   try {
     return exchange();
-  } catch (const Error& error) {
-    if (!is_unattributed_timeout(error)) throw;
-    throw init_timeout(options_,
-                       formatted("the {} hosts did not complete the exchange of {}; host {} waited",
-                                 host_map_.hosts(), name_of(round), host_name()),
-                       {options_.rank});
+  } catch (const StoreTimeout& timeout) {
+    throw round_timeout(round, timeout.participant);
   }
 }
 

@@ -46,6 +46,7 @@ class HostAgreement {
   [[nodiscard]] StoreClient client() const;
   template <class Exchange>
   auto in_round(Round round, const Exchange& exchange) const;
+  [[nodiscard]] Error round_timeout(Round round, int missing_host) const;
   std::vector<std::string> exchange(Round round, FunctionRef<std::string()> step);
   [[nodiscard]] std::vector<PeerInfo> decode_peer_infos(const std::vector<std::string>& texts,
                                                         const PeerInfo& own) const;

@@ -13,6 +13,9 @@ namespace tccl {
 namespace {
 
 constexpr std::chrono::milliseconds kRankZeroGrace{500};
+/// A rank that knows the cause of a timeout publishes it at the deadline; its peers wait for it.
+constexpr std::chrono::milliseconds kCauseGrace{500};
+constexpr std::chrono::milliseconds kLongestCauseGrace{2000};
 constexpr std::size_t kMaxNamed = 8;  // processes, so that the message stays readable
 
 /// The ranks of a group by what they did before the timeout.
@@ -20,8 +23,20 @@ struct Participation {
   std::vector<int> waited;
   std::vector<int> never_joined;
   std::vector<int> incomplete;         // joined, but does not wait
-  std::vector<std::string> processes;  // of the incomplete ranks: "host b, pid 4711"
+  std::vector<std::string> processes;  // of the incomplete ranks: "rank 2 (host b, pid 4711)"
 };
+
+std::string rank_text(int rank, const JoinRecord& record) {
+  return formatted("rank {} ({})", rank, record.process);
+}
+
+std::string listed(std::span<const std::string> processes) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(processes.size(), kMaxNamed); ++i)
+    text += (i == 0 ? "" : ", ") + processes[i];
+  if (processes.size() > kMaxNamed) text += formatted(" and {} more", processes.size() - kMaxNamed);
+  return text;
+}
 
 Participation read_participation(const RendezvousOptions& options,
                                  std::span<const int> local_waiters) {
@@ -39,19 +54,37 @@ Participation read_participation(const RendezvousOptions& options,
       result.waited.push_back(rank);
     } else {
       result.incomplete.push_back(rank);
-      result.processes.push_back(record.process);
+      result.processes.push_back(rank_text(rank, record));
     }
   }
   return result;
 }
 
-std::string describe_incomplete(const Participation& p) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(p.incomplete.size(), kMaxNamed); ++i)
-    text += formatted("{}rank {} ({})", i == 0 ? "" : ", ", p.incomplete[i], p.processes[i]);
-  if (p.incomplete.size() > kMaxNamed)
-    text += formatted(" and {} more", p.incomplete.size() - kMaxNamed);
-  return text + " joined but never completed the rendezvous";
+/// The ranks of this host whose processes are stopped.
+std::optional<Error> stalled_ranks_timeout(const RendezvousOptions& options) {
+  const StoreClient client = store_client_for(options, {});
+  std::vector<int> ranks;
+  std::vector<std::string> processes;
+  for (int rank = 0; rank < options.size; ++rank) {
+    const JoinRecord record = read_join_record(client, rank);
+    if (!record.joined || !record.identity.is_stopped()) continue;
+    ranks.push_back(rank);
+    processes.push_back(rank_text(rank, record));
+  }
+  if (ranks.empty()) return std::nullopt;
+  return init_timeout(options,
+                      formatted("{} {} stalled: stopped while the group was formed",
+                                listed(processes), ranks.size() == 1 ? "is" : "are"),
+                      ranks);
+}
+
+std::optional<Error> published_failure(const RendezvousOptions& options) {
+  try {
+    throw_if_failure_published(store_client_for(options, {}));
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
 }
 
 std::string this_rank(const RendezvousOptions& options) {
@@ -104,6 +137,8 @@ Error attributed_to_this_rank(const RendezvousOptions& options) {
     throw;
   } catch (const Error& error) {
     if (!error.ranks().empty()) return error;
+    if (is_unattributed_timeout(error))
+      if (const auto cause = known_cause_of_timeout(options, /*levels=*/0)) return *cause;
     if (is_unattributed_system_error(error))
       if (const std::string process = ended_rank_zero(options); !process.empty())
         return ended_error(options, process, 0);
@@ -156,18 +191,44 @@ Error incomplete_rank_error(const RendezvousOptions& options, const std::string&
   return init_error(options.group, reason.code(), formatted("{}: {}", text, reason.what()), {rank});
 }
 
+std::optional<Error> known_cause_of_timeout(const RendezvousOptions& options, int levels) {
+  const Deadline deadline =
+      deadline_after(std::min(kCauseGrace * (levels + 1), kLongestCauseGrace));
+  try {
+    if (const auto stalled = stalled_ranks_timeout(options)) return stalled;
+    for (;;) {
+      if (const auto failure = published_failure(options)) return failure;
+      if (Clock::now() >= deadline) return std::nullopt;
+      std::this_thread::sleep_for(poll_interval_of(options.size));
+    }
+  } catch (const Error&) {
+    return std::nullopt;  // the store has failed
+  }
+}
+
+std::string joined_processes_text(const RendezvousOptions& options, std::span<const int> ranks) {
+  const StoreClient client = store_client_for(options, {});
+  std::vector<std::string> processes;
+  for (const int rank : ranks) processes.push_back(rank_text(rank, read_join_record(client, rank)));
+  return listed(processes);
+}
+
 Error missing_ranks_timeout(const RendezvousOptions& options, std::span<const int> local_waiters) {
+  if (const auto stalled = stalled_ranks_timeout(options)) return *stalled;
   const Participation p = read_participation(options, local_waiters);
   std::vector<int> ranks = p.never_joined;
   ranks.insert(ranks.end(), p.incomplete.begin(), p.incomplete.end());
-  if (ranks.empty())
+  if (ranks.empty()) {
+    if (const auto cause = known_cause_of_timeout(options, /*levels=*/1)) return *cause;
     return init_timeout(
         options,
         formatted("all {} ranks joined, but the rendezvous did not complete", options.size),
         {options.rank});
+  }
   std::string text;
   if (!p.never_joined.empty()) text = ranks_text(p.never_joined) + " never joined; ";
-  if (!p.incomplete.empty()) text += describe_incomplete(p) + "; ";
+  if (!p.incomplete.empty())
+    text += listed(p.processes) + " joined but never completed the rendezvous; ";
   text += formatted("{} waited for {}", ranks_text(p.waited), ranks.size() == 1 ? "it" : "them");
   return init_timeout(options, text, ranks);
 }

@@ -4,6 +4,7 @@
 // Thread safety: functions without shared state.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -55,6 +56,15 @@ Error other_user_error(const RendezvousOptions& options, const std::string& coor
 /// `process` left or did not answer: `reason` is the error of its connection.
 Error incomplete_rank_error(const RendezvousOptions& options, const std::string& process, int rank,
                             const Error& reason);
+
+/// What has kept this rank from forming the group until the deadline, if it can be known: a rank of
+/// this host whose process is stopped, else what another rank publishes within half a second per
+/// level of waiting ranks, at most 2 s. `levels`: how many ranks may wait for each other between the
+/// culprit and this rank.
+std::optional<Error> known_cause_of_timeout(const RendezvousOptions& options, int levels);
+
+/// "rank 2 (host b, pid 4711)", "rank 2 (host b, pid 4711), rank 3 (host b, pid 4712) and 6 more"
+std::string joined_processes_text(const RendezvousOptions& options, std::span<const int> ranks);
 
 /// Reads from the store which ranks joined, and names those that did not, or that joined but do not
 /// wait for the others: `... timed out after 30.0 s: rank 2 (host b, pid 4711) joined but never

@@ -132,7 +132,20 @@ void LocalClient::exchange(int memory_fd, int pid_fd) {
 }
 
 void LocalClient::wait_for_packet() const {
-  wait_readable_until(socket_.get(), deadline_, *options_, [] {});
+  wait_readable_until(socket_.get(), deadline_, *options_,
+                      [this] { throw_if_coordinator_stalled(); });
+}
+
+/// After the timeout: a coordinator that is stopped sends no report.
+void LocalClient::throw_if_coordinator_stalled() const {
+  if (Clock::now() < options_->deadline) return;
+  const JoinRecord record = read_join_record(store_client_for(*options_, {}), coordinator_rank_);
+  if (record.identity.is_stopped())
+    throw init_timeout(*options_,
+                       formatted("rank {} ({}), the coordinator of its host, is stalled: stopped "
+                                 "while the group was formed",
+                                 coordinator_rank_, record.process),
+                       {coordinator_rank_});
 }
 
 /// Also publishes which rank coordinates this host; until the address arrives, this rank waits for
@@ -145,10 +158,14 @@ HostAddress LocalClient::receive_host_address() {
     if (options_->check_interrupt) options_->check_interrupt();
     join_record.write_waiting();
     throw_if_coordinator_failed(socket_.get());
+    throw_if_coordinator_stalled();
     throw_if_ended(*options_, rank);
   };
   gather_host_coordinators(client, *options_, coordinator_rank_);
-  wait_readable_until(socket_.get(), deadline_, *options_, [&] { join_record.write_waiting(); });
+  wait_readable_until(socket_.get(), deadline_, *options_, [&] {
+    join_record.write_waiting();
+    throw_if_coordinator_stalled();
+  });
   throw_if_failure_received(socket_.get(), deadline_);
   return receive_packet<HostAddress>(socket_.get(), deadline_);
 }

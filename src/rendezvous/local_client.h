@@ -33,6 +33,7 @@ class LocalClient {
 
   void exchange(int memory_fd, int pid_fd);
   void wait_for_packet() const;
+  void throw_if_coordinator_stalled() const;
   HostAddress receive_host_address();
   void send_peer_info(const HostAddress& host_address, int memory_fd, int pid_fd);
   [[nodiscard]] Roster receive_roster() const;

@@ -129,6 +129,7 @@ LocalEnd find_local_end(const RendezvousOptions& options) {
     // The coordinator is between bind() and listen(), or it has just exited.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  if (const auto cause = known_cause_of_timeout(options, /*levels=*/0)) throw *cause;
   throw init_timeout(options, "no rank of this host accepts connections on the rendezvous socket",
                      {options.rank});
 }

@@ -71,6 +71,12 @@ std::string result_key(const StoreClient& client, std::string_view round, int in
 
 }  // namespace
 
+int levels_below(int participant, int count) {
+  int levels = 0;
+  for (int child = 2 * participant + 1; child < count; child = 2 * child + 1) ++levels;
+  return levels;
+}
+
 std::string StoreClient::key(std::string_view round) const {
   return formatted("{}/{}", prefix, round);
 }
@@ -85,7 +91,8 @@ std::string StoreClient::read(const std::string& key, int participant) const {
     try {
       return store.get(key, time_left(next_poll));
     } catch (const Error& error) {
-      if (error.code() != Errc::timeout || Clock::now() >= deadline) throw;
+      if (error.code() != Errc::timeout) throw;
+      if (Clock::now() >= deadline) throw StoreTimeout(error, participant);
     }
     if (!while_waiting) continue;
     try {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "tccl/error.h"
 #include "tccl/store.h"
 
 namespace tccl {
@@ -25,6 +26,13 @@ namespace tccl {
 constexpr std::chrono::milliseconds poll_interval_of(int size) {
   return std::chrono::milliseconds(std::clamp(size, 10, 100));
 }
+
+/// The participant has not written its key by the deadline.
+struct StoreTimeout final : Error {
+  StoreTimeout(const Error& error, int missing_participant)
+      : Error(error), participant(missing_participant) {}
+  int participant;
+};
 
 /// The keys of one rendezvous in a store, and until when to wait for them.
 struct StoreClient {
@@ -39,9 +47,12 @@ struct StoreClient {
   /// "prefix/round" and "prefix/round/index"
   [[nodiscard]] std::string key(std::string_view round) const;
   [[nodiscard]] std::string key(std::string_view round, int index) const;
-  /// Waits until `participant` has written the key. Throws Error{timeout} at the deadline.
+  /// Waits until `participant` has written the key. Throws StoreTimeout at the deadline.
   [[nodiscard]] std::string read(const std::string& key, int participant) const;
 };
+
+/// Of the tree of a gather: how many levels of participants are below this one.
+int levels_below(int participant, int count);
 
 /// Participant 0 gets the texts of all in order, the others an empty vector. Leaves no key.
 std::vector<std::string> store_gather(const StoreClient& client, std::string_view round, int index,

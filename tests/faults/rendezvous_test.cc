@@ -1,7 +1,10 @@
 // Who may join a group, how a rendezvous fails, and what it leaves behind.
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstring>
 #include <fstream>
 
 #include "base/unix_socket.h"
@@ -246,6 +249,64 @@ TEST(RendezvousProcess, ARankThatDiesBeforeItsHandshakeIsNamed) {
       ranks, 2, "peer_lost",
       {"init of group world: rank 2 (host ", "pid " + std::to_string(ranks.outcomes[2].pid),
        "ended before the group was formed (connection closed by peer)"});
+}
+
+/// Rank 2 stops itself. The others name it when they time out.
+void expect_stopped_rank_2_named(const std::function<void(Rank&)>& stop) {
+  Ranks ranks(3, [=](Rank& rank) {
+    if (rank.rank == 2) return stop(rank);
+    auto store = rank.store("world");
+    // The first call is before this rank tries to become the coordinator: rank 2 is then.
+    const auto await_stopped = [&, waited = false]() mutable {
+      if (std::exchange(waited, true)) return;
+      const tccl::StoreClient client = client_of(*store);
+      while (!tccl::read_join_record(client, 2).identity.is_stopped())
+        std::this_thread::sleep_for(1ms);
+    };
+    auto context = tccl::Context::create({.check_interrupt = await_stopped});
+    tccl::Communicator::create(context, *store, rank.rank, 3, {.name = "world", .timeout = 2s});
+  });
+  ranks.finish(40s, /*except=*/2);
+  const std::string expected =
+      "rank 2 (host " + tccl::host_name() + ", pid " + std::to_string(ranks.outcomes[2].pid) + ")";
+  for (const std::size_t waiter : {0U, 1U}) {
+    const auto error = ranks.outcomes[waiter].find("error timeout");
+    ASSERT_TRUE(error) << ranks.transcript();
+    for (const std::string& part : {expected, std::string(" is stalled"),
+                                    std::string("init of group world timed out after 2.0 s: ")})
+      EXPECT_NE(error->text.find(part), std::string::npos) << error->text;
+    EXPECT_EQ(error->text.find("rank " + std::to_string(waiter) + " (host"), std::string::npos)
+        << error->text;
+  }
+}
+
+/// The first check of interrupts is before this rank becomes the coordinator, the second when it is.
+void stop_as_coordinator(Rank& rank) {
+  auto store = rank.store("world");
+  static_cast<void>(store->get("secret", 20s));  // a wait for it would check, too
+  auto stop_in_second_call = [calls = 0]() mutable {
+    if (++calls == 2) ::raise(SIGSTOP);
+  };
+  auto context = tccl::Context::create({.check_interrupt = stop_in_second_call});
+  tccl::Communicator::create(context, *store, rank.rank, 3, {.timeout = 20s});
+}
+
+TEST(RendezvousProcess, ARankThatIsStoppedAfterItsBindIsNamed) {
+  expect_stopped_rank_2_named([](Rank& rank) {
+    auto store = rank.store("world");
+    const std::string name = tccl::rendezvous_socket_name(store->get("secret", 20s).substr(0, 64));
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    const tccl::Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET, 0));
+    check(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0, "bind");
+    tccl::publish_joined(client_of(*store), 2);
+    ::raise(SIGSTOP);
+  });
+}
+
+TEST(RendezvousProcess, ACoordinatorThatIsStoppedBeforeTheHandshakesIsNamed) {
+  expect_stopped_rank_2_named(stop_as_coordinator);
 }
 
 TEST(RendezvousProcess, ARankThatCannotStartTellsTheOthersWhy) {

@@ -6,132 +6,13 @@
 
 #include "base/format.h"
 #include "base/interrupt.h"
-#include "communicator/progress_thread.h"
+#include "communicator/operation_queue_scopes.h"
 #include "tccl/error.h"
 
 namespace tccl {
-namespace {
-
-/// A posted operation that nobody has completed within this time goes to the thread pool.
-constexpr std::chrono::milliseconds kAwaitedWithin{1};
-
-}  // namespace
-
-CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, const Operation& operation,
-                               Communicator::CallOptions options)
-    : WorkState(std::move(options)),
-      queue_(std::move(queue)),
-      in_blocks_(operation.in_blocks.begin(), operation.in_blocks.end()),
-      out_blocks_(operation.out_blocks.begin(), operation.out_blocks.end()),
-      operation_(operation) {
-  operation_.in_blocks = in_blocks_;
-  operation_.out_blocks = out_blocks_;
-}
-
-CollectiveWork::CollectiveWork(std::shared_ptr<OperationQueue> queue, OperationList list,
-                               Communicator::CallOptions options)
-    : WorkState(std::move(options)), queue_(std::move(queue)), list_(std::move(list)) {}
-
-void CollectiveWork::run_on(Executor& executor) const {
-  if (is_posted_) return executor.complete_posted();
-  list_ ? executor.run(*list_, timeout()) : executor.run(operation_, timeout());
-}
-
-/// Holds the mutex, and keeps synchronous callers off the fast path meanwhile.
-class OperationQueue::Lock {
- public:
-  explicit Lock(OperationQueue& queue) : queue_(queue), lock_(queue.mutex_) {
-    State seen = queue_.state();
-    while (seen == State::idle || seen == State::fast_path) {
-      const State next = seen == State::idle ? State::ready : State::running;
-      // Acquire: pairs with the release in release_synchronous().
-      if (queue_.state_.compare_exchange_weak(seen, next, std::memory_order_acq_rel,
-                                              std::memory_order_relaxed))
-        break;
-    }
-  }
-  ~Lock() {
-    if (queue_.state() == State::ready && !queue_.closed_ && queue_.entries_.empty())
-      queue_.state_.store(State::idle,
-                          std::memory_order_release);  // pairs with try_take_fast_path()
-  }
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-
- private:
-  OperationQueue& queue_;
-  std::lock_guard<std::mutex> lock_;
-};
-
-/// Exists while this thread runs a callback that has a gate in `queue`. Scopes of one thread nest
-/// only if a callback calls on_done_in_order() on a completed Work, or withdraws one: run_entry()
-/// sends the callbacks of other operations to the pool.
-class OperationQueue::CallbackScope {
- public:
-  CallbackScope(OperationQueue& queue, Entries::iterator gate)
-      : queue_(queue), gate_(gate), outer_(innermost_scope) {
-    innermost_scope = this;
-  }
-  ~CallbackScope() {
-    innermost_scope = outer_;
-    const Lock lock(queue_);
-    remove_gate();
-    if (queue_.state() != State::running && queue_.needs_pool()) queue_.submit_pool_task();
-  }
-  CallbackScope(const CallbackScope&) = delete;
-  CallbackScope& operator=(const CallbackScope&) = delete;
-
-  static CallbackScope* innermost() { return innermost_scope; }
-  [[nodiscard]] CallbackScope* outer() const { return outer_; }
-  [[nodiscard]] bool has_gate_in(const OperationQueue& queue) const {
-    return &queue_ == &queue && !removed_;
-  }
-  [[nodiscard]] Entries::iterator gate() const { return gate_; }
-  /// With the queue's mutex held.
-  void remove_gate() {
-    if (!std::exchange(removed_, true)) queue_.entries_.erase(gate_);
-  }
-
- private:
-  static thread_local CallbackScope* innermost_scope;
-  OperationQueue& queue_;
-  Entries::iterator gate_;
-  bool removed_ = false;
-  CallbackScope* outer_;
-};
 
 thread_local OperationQueue::CallbackScope* OperationQueue::CallbackScope::innermost_scope =
     nullptr;
-
-void CollectiveWork::on_done_in_order(std::function<void()> callback) {
-  on_done([queue = queue_, gate = queue_->add_gate(), callback = std::move(callback)] {
-    const OperationQueue::CallbackScope scope(*queue, gate);
-    callback();
-  });
-}
-
-void CollectiveWork::on_done(std::function<void()> callback) {
-  WorkState::on_done(std::move(callback));
-  if (is_unfinished_post()) queue_->complete_on_pool(*this);
-}
-
-bool CollectiveWork::test() noexcept {
-  if (is_unfinished_post()) queue_->complete_arrived();
-  return done();
-}
-
-void CollectiveWork::on_completed() noexcept {
-  queue_->unfinished_.fetch_sub(1, std::memory_order_release);  // pairs with is_idle()
-}
-
-void CollectiveWork::progress_until_done(Deadline deadline) {
-  if (is_posted_ && queue_->complete_posted_until_done(*this, deadline)) return;
-  queue_->run_queue_until_done(*this, deadline);
-}
-
-std::string CollectiveWork::description() const {
-  return formatted("{} of group {}", list_ ? list_->name : name_of(operation_.op), queue_->group_);
-}
 
 namespace {
 
@@ -180,22 +61,6 @@ void OperationQueue::require_other_thread(std::string_view call) const {
                         call, group_));
 }
 
-/// Takes the fast path if it is free, and releases it at the end of the scope.
-class OperationQueue::FastPath {
- public:
-  explicit FastPath(OperationQueue& queue) : queue_(queue), taken_(queue.try_take_fast_path()) {}
-  ~FastPath() {
-    if (taken_) queue_.release_synchronous();
-  }
-  FastPath(const FastPath&) = delete;
-  FastPath& operator=(const FastPath&) = delete;
-  [[nodiscard]] bool is_taken() const { return taken_; }
-
- private:
-  OperationQueue& queue_;
-  bool taken_;
-};
-
 template <class Entry>
 bool OperationQueue::try_run(const Entry& entry, Milliseconds timeout, std::uint32_t* sequence) {
   if (!try_take_fast_path()) {
@@ -242,115 +107,6 @@ template std::shared_ptr<CollectiveWork> OperationQueue::start(const Operation&,
 template std::shared_ptr<CollectiveWork> OperationQueue::start(const OperationList&,
                                                                Communicator::CallOptions);
 
-// --- posted operations ---
-
-bool OperationQueue::try_post(const WorkPtr& work, std::uint32_t* sequence) {
-  if (work->list_) return false;
-  {
-    const FastPath fast_path(*this);
-    if (!fast_path.is_taken() || !executor_.try_post(work->operation_, work->timeout()))
-      return false;
-    work->is_posted_ = true;
-    unfinished_.fetch_add(1, std::memory_order_relaxed);
-    posted_[posted_count_++] = work;
-    posted_total_.fetch_add(1, std::memory_order_relaxed);
-    take_sequence(1, sequence);
-  }
-  complete_arrived();
-  if (!work->done()) progress_thread_.notify();
-  return true;
-}
-
-OperationQueue::WorkPtr OperationQueue::pop_posted() {
-  WorkPtr first = std::move(posted_[0]);
-  std::shift_left(posted_.begin(), posted_.end(), 1);
-  --posted_count_;
-  completed_total_.fetch_add(1, std::memory_order_relaxed);
-  return first;
-}
-
-/// Whether the operation, if it began now, might run beyond the deadline of the wait for it.
-bool OperationQueue::may_outlast(const CollectiveWork& work, Deadline deadline) {
-  constexpr Milliseconds kSlack{10};  // a wait with the operation's own timeout takes it over
-  return deadline != Deadline::max() && deadline + kSlack < deadline_after(work.timeout());
-}
-
-/// Returns false if another thread runs the queue, or if the operation might run beyond `deadline`.
-bool OperationQueue::complete_posted_until_done(const CollectiveWork& work, Deadline deadline) {
-  while (!work.done()) {
-    WorkPtr next;
-    Outcome outcome;
-    {
-      const FastPath fast_path(*this);
-      if (!fast_path.is_taken() || posted_count_ == 0) return false;
-      if (may_outlast(*posted_[0], deadline)) return false;
-      next = pop_posted();
-      outcome = run_catching(*next);
-    }
-    finish(next, outcome.error);
-    if (outcome.interrupt) std::rethrow_exception(outcome.interrupt);
-  }
-  return true;
-}
-
-/// Completes posted operations without waiting for another rank. Callbacks run on the pool: the
-/// caller of start() or test() expects neither to wait nor to run them.
-void OperationQueue::complete_arrived() {
-  for (;;) {
-    WorkPtr next;
-    Outcome outcome;
-    {
-      const FastPath fast_path(*this);
-      if (!fast_path.is_taken() || !executor_.posted_has_arrived()) return;
-      next = pop_posted();
-      outcome = run_catching(*next);
-    }
-    complete_with_callbacks_on_pool(*next, outcome.error);
-  }
-}
-
-void OperationQueue::complete_with_callbacks_on_pool(CollectiveWork& work,
-                                                     const std::exception_ptr& error) {
-  work.complete(error, [this](std::function<void()> callbacks) {
-    thread_pool_.submit(std::move(callbacks));
-  });
-}
-
-/// By the thread that runs the queue: no callback may run here.
-void OperationQueue::complete_posted_before_run() {
-  while (posted_count_ != 0) {
-    const WorkPtr next = pop_posted();
-    const Outcome outcome = run_catching(*next);
-    complete_with_callbacks_on_pool(*next, outcome.error);
-    if (outcome.interrupt) std::rethrow_exception(outcome.interrupt);
-  }
-}
-
-void OperationQueue::complete_on_pool(CollectiveWork& work) {
-  const Lock lock(*this);
-  work.is_for_pool_ = true;
-  if (state() == State::ready && needs_pool()) submit_pool_task();
-}
-
-void OperationQueue::complete_unawaited() {
-  const std::uint32_t completed = completed_total_.load(std::memory_order_relaxed);
-  const auto now = Clock::now();
-  if (completed != completed_before_) {
-    completed_before_ = completed;
-    unchanged_since_ = now;
-  }
-  if (now - unchanged_since_ < kAwaitedWithin) return;
-  const Lock lock(*this);
-  if (state() != State::ready || posted_count_ == 0) return;
-  posted_[0]->is_for_pool_ = true;
-  submit_pool_task();
-}
-
-bool OperationQueue::needs_pool() const {
-  return next_can_start() || std::any_of(posted_.begin(), posted_.begin() + posted_count_,
-                                         [](const WorkPtr& work) { return work->is_for_pool_; });
-}
-
 // --- gates ---
 
 OperationQueue::Entries::iterator OperationQueue::add_gate() {
@@ -396,6 +152,11 @@ bool OperationQueue::is_blocked_by_callback(const CollectiveWork& work) {
 }
 
 // --- states ---
+
+bool OperationQueue::needs_pool() const {
+  return next_can_start() || std::any_of(posted_.begin(), posted_.begin() + posted_count_,
+                                         [](const WorkPtr& work) { return work->is_for_pool_; });
+}
 
 bool OperationQueue::is_idle() {
   const Lock lock(*this);

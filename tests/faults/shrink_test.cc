@@ -1,5 +1,5 @@
 // Shrinking a group on one host: after ranks were killed, and when the attempt itself fails.
-// Between hosts: hosts/hosts_faults.cc.
+// Between hosts: hosts/hosts_shrink.cc.
 #include <numeric>
 
 #include "harness.h"

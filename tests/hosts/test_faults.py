@@ -1,18 +1,23 @@
-"""Faults between hosts: runs the cases of hosts_faults.cc on virtual hosts."""
+"""Faults between hosts: runs the cases of hosts_*.cc on virtual hosts."""
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from support.commands import BUILD_DIR, run
 from support.virtual_hosts import virtual_hosts
 
-PROGRAM = BUILD_DIR / "tests/hosts_faults"
+PROGRAMS = sorted(path.stem for path in Path(__file__).parent.glob("hosts_*.cc"))
 
 
-def cases() -> list[str]:
+def cases_of(program: str) -> list[str]:
     listed = subprocess.run(
-        [PROGRAM, "--gtest_list_tests"], capture_output=True, text=True, timeout=60, check=False
+        [BUILD_DIR / "tests" / program, "--gtest_list_tests"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     ).stdout.splitlines()
     suite, names = "", []
     for line in listed:
@@ -29,17 +34,24 @@ def namespaces():
         yield ",".join(f"/run/netns/{host.namespace}" for host in hosts)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=pytest.mark.slow if c.startswith("Slow") else ()) for c in cases()],
-)
-def test_case(case, namespaces):
+def cases() -> list:
+    return [
+        pytest.param(program, case, marks=pytest.mark.slow if case.startswith("Slow") else ())
+        for program in PROGRAMS
+        for case in cases_of(program)
+    ]
+
+
+@pytest.mark.parametrize("program, case", cases())
+def test_case(program, case, namespaces):
     finished = run(
-        [PROGRAM, f"--gtest_filter={case}"], env={**os.environ, "TCCL_NAMESPACES": namespaces}
+        [BUILD_DIR / "tests" / program, f"--gtest_filter={case}"],
+        env={**os.environ, "TCCL_NAMESPACES": namespaces},
     )
     print(finished.output)
     assert finished.returncode == 0 and "[  PASSED  ] 1 test" in finished.output
 
 
-def test_there_are_cases():
-    assert len(cases()) >= 10
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_there_are_cases(program):
+    assert len(cases_of(program)) >= 5

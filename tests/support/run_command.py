@@ -175,9 +175,12 @@ report(pid=os.getpid(), child=child.pid, agent=os.getppid())
 time.sleep(1000)
 """
 
+# An agent that finds that two ranks have ended cannot know which one ended first: it gets a second
+# to notice the first one.
 FAIL_AFTER_RANK_1 = """
 if rank == 0:
     wait_for_exit(wait_for_marker("begun"))
+    time.sleep(1)
     sys.exit(7)
 write_marker("begun")
 """

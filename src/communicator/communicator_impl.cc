@@ -231,6 +231,35 @@ std::string CommunicatorImpl::ended_process(int rank) const {
   return membership_.who(rank);
 }
 
+std::vector<CommunicatorImpl::StalledRank> CommunicatorImpl::stalled_ranks(
+    std::span<const int> ranks) const {
+  struct Unknown {
+    int rank;
+    std::uint32_t first_count;
+  };
+  std::vector<Unknown> unknown;
+  std::vector<StalledRank> stalled;
+  const auto start = Clock::now();
+  for (bool is_first = true; is_first || !unknown.empty(); is_first = false) {
+    {
+      const std::lock_guard lock(mutex_);  // as in ended_process()
+      if (has_departed_) break;
+      if (is_first)
+        for (const int rank : ranks)
+          if (rank >= 0 && rank < size_ && rank != rank_)
+            unknown.push_back({rank, membership_.liveness_counter(rank)});
+      std::erase_if(unknown, [&](const Unknown& each) {
+        if (membership_.liveness_counter(each.rank) != each.first_count) return true;
+        if (Clock::now() - start < membership_.stalled_after(each.rank)) return false;
+        stalled.push_back({each.rank, membership_.who(each.rank)});
+        return true;
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return stalled;
+}
+
 void CommunicatorImpl::abort(const std::string& reason) noexcept {
   fail_as_aborted(formatted("rank {} called abort() on group {}{}{}", rank_, name(),
                             reason.empty() ? "" : ": ", reason));

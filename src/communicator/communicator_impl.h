@@ -11,6 +11,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,12 @@ class CommunicatorImpl final : public Communicator {
   /// "rank 3 (host b, pid 4711)" if that rank has left or its process has ended, else an empty text.
   /// Throws the failure of the group if that is why the rank has left.
   [[nodiscard]] std::string ended_process(int rank) const;
+  struct StalledRank {
+    int rank;
+    std::string process;  // "rank 3 (host b, pid 4711)"
+  };
+  /// Those of these ranks whose processes are stalled. Takes as long as it takes to notice that.
+  [[nodiscard]] std::vector<StalledRank> stalled_ranks(std::span<const int> ranks) const;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
   /// flight. A process that exits with none does not disturb its peers.
   void depart() noexcept;

@@ -166,6 +166,24 @@ std::string lost_process(const Communicator::Options& options, int rank) {
   return formatted("rank {}, which is {} of group {},", rank, process, parent->name());
 }
 
+/// See RendezvousOptions::stalled_processes.
+std::vector<std::pair<int, std::string>> stalled_processes(const Communicator::Options& options,
+                                                           const std::vector<int>& ranks) {
+  const auto parent = std::static_pointer_cast<CommunicatorImpl>(options.parent.lock());
+  if (!parent || options.ranks_in_parent.empty()) return {};
+  std::vector<int> in_parent;
+  for (const int rank : ranks)
+    in_parent.push_back(options.ranks_in_parent.at(static_cast<std::size_t>(rank)));
+  std::vector<std::pair<int, std::string>> texts;
+  for (const auto& [rank_in_parent, process] : parent->stalled_ranks(in_parent)) {
+    const int rank = ranks[static_cast<std::size_t>(std::ranges::find(in_parent, rank_in_parent) -
+                                                    in_parent.begin())];
+    texts.emplace_back(
+        rank, formatted("rank {}, which is {} of group {},", rank, process, parent->name()));
+  }
+  return texts;
+}
+
 void rendezvous_as(GroupBuilder& builder, RendezvousOptions& options, ContextImpl& context,
                    Fd exit_watch) {
   options.make_peer_info = [&](const std::string& address) {
@@ -233,6 +251,9 @@ BuiltGroup build_group(ContextImpl& context, Store& store, int rank, int size,
   rendezvous_options.offer_addresses = [&] { return context.offer_addresses(store.host()); };
   rendezvous_options.check_interrupt = context.check_interrupt();
   rendezvous_options.lost_process = [&](int other) { return lost_process(options, other); };
+  rendezvous_options.stalled_processes = [&](const std::vector<int>& others) {
+    return stalled_processes(options, others);
+  };
   rendezvous_options.last_failed_attempt = context.last_failed_attempt();
   Fd exit_watch;
   // CCL_PORT_RANGE need not have a port for it.

@@ -206,6 +206,24 @@ std::optional<Error> known_cause_of_timeout(const RendezvousOptions& options, in
   }
 }
 
+std::optional<Error> stalled_members_timeout(const RendezvousOptions& options,
+                                             const std::vector<int>& missing) {
+  if (missing.empty() || !options.stalled_processes) return std::nullopt;
+  const auto stalled = options.stalled_processes(missing);
+  if (stalled.empty()) return std::nullopt;
+  std::vector<int> ranks;
+  std::vector<std::string> processes;
+  for (const auto& [rank, process] : stalled) {
+    ranks.push_back(rank);
+    processes.push_back(process);
+  }
+  return init_timeout(options,
+                      formatted("{} {} stalled and never joined; other ranks may wait for {} there",
+                                listed(processes), ranks.size() == 1 ? "is" : "are",
+                                ranks.size() == 1 ? "it" : "them"),
+                      ranks);
+}
+
 std::string joined_processes_text(const RendezvousOptions& options, std::span<const int> ranks) {
   const StoreClient client = store_client_for(options, {});
   std::vector<std::string> processes;
@@ -216,6 +234,7 @@ std::string joined_processes_text(const RendezvousOptions& options, std::span<co
 Error missing_ranks_timeout(const RendezvousOptions& options, std::span<const int> local_waiters) {
   if (const auto stalled = stalled_ranks_timeout(options)) return *stalled;
   const Participation p = read_participation(options, local_waiters);
+  if (const auto stalled = stalled_members_timeout(options, p.never_joined)) return *stalled;
   std::vector<int> ranks = p.never_joined;
   ranks.insert(ranks.end(), p.incomplete.begin(), p.incomplete.end());
   if (ranks.empty()) {

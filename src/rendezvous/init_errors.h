@@ -63,6 +63,11 @@ Error incomplete_rank_error(const RendezvousOptions& options, const std::string&
 /// culprit and this rank.
 std::optional<Error> known_cause_of_timeout(const RendezvousOptions& options, int levels);
 
+/// If some of `missing`, which have not joined, are stalled: an error that blames those alone. The
+/// others may wait for them in another group.
+std::optional<Error> stalled_members_timeout(const RendezvousOptions& options,
+                                             const std::vector<int>& missing);
+
 /// "rank 2 (host b, pid 4711)", "rank 2 (host b, pid 4711), rank 3 (host b, pid 4712) and 6 more"
 std::string joined_processes_text(const RendezvousOptions& options, std::span<const int> ranks);
 

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -77,6 +78,10 @@ struct RendezvousOptions {
   /// The process of a rank that has not joined, "rank 2 (host b, pid 4711)", if it is known and has
   /// ended; else an empty text. May be empty. Called from any thread.
   std::function<std::string(int rank)> lost_process{};
+  /// Of these ranks, which have not joined, those whose processes are known and stalled, with a text
+  /// such as "rank 2 (host b, pid 4711)". Takes up to a second. May be empty.
+  std::function<std::vector<std::pair<int, std::string>>(const std::vector<int>& ranks)>
+      stalled_processes{};
   /// Whether ranks may belong to different users. Without CCL_SECRET_FILE they may not: any user of
   /// the host can read the secret in the store.
   bool may_have_other_users = false;

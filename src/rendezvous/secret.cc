@@ -179,13 +179,22 @@ class SecretReader {
 
   /// The failure of the last attempt says more: perhaps it failed because this rank came too late.
   [[noreturn]] void throw_timeout() const {
-    if (!failure_) throw no_secret(options_);
+    if (!failure_) throw_no_secret();
     try {
       throw_if_failed(*failure_);
     } catch (const Error& error) {
       throw Error(error.code(), formatted("{}; rank 0 has published no secret since", error.what()),
                   error.ranks());
     }
+    throw_no_secret();
+  }
+
+  /// Rank 0 may wait for a stalled rank in another group.
+  [[noreturn]] void throw_no_secret() const {
+    std::vector<int> others;
+    for (int rank = 0; rank < options_.size; ++rank)
+      if (rank != options_.rank) others.push_back(rank);
+    if (const auto stalled = stalled_members_timeout(options_, others)) throw Error(*stalled);
     throw no_secret(options_);
   }
 

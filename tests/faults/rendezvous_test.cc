@@ -398,6 +398,41 @@ TEST(RendezvousProcess, ARankThatLeftBeforeItJoinsANewGroupIsNamed) {
   });
 }
 
+/// Rank 1 is stopped, and rank 2 waits for it in the group of all ranks: rank 0, alone in the new
+/// group, names rank 1 only. `members`: the ranks of the new group, in its order.
+void expect_stalled_member_named(const std::vector<int>& members) {
+  Ranks ranks(3, [&](Rank& rank) {
+    auto world = rank.join("world", 6s);
+    world->run(tccl::barrier());
+    if (rank.rank == 1) ::raise(SIGSTOP);
+    if (rank.rank == 2) world->run(tccl::barrier());
+    const auto own = static_cast<int>(std::ranges::find(members, rank.rank) - members.begin());
+    tccl::Communicator::create(
+        rank.context(), *rank.store("tp"), own, 3,
+        {.name = "tp", .timeout = 1s, .parent = world, .ranks_in_parent = members});
+  });
+  ranks.finish(40s, /*except=*/1);
+  const auto error = ranks.outcomes[0].find("error timeout");
+  ASSERT_TRUE(error) << ranks.transcript();
+  const std::string& text = error->text;
+  const auto stalled = std::ranges::find(members, 1) - members.begin();
+  for (const std::string& part :
+       {"init of group tp timed out after 1.0 s: rank " + std::to_string(stalled) +
+            ", which is rank 1 (host ",
+        std::string(" of group world, is stalled and never joined; other ranks may wait for it "
+                    "there")})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  EXPECT_EQ(text.find("rank 2"), std::string::npos) << text;
+}
+
+TEST(RendezvousProcess, AStalledMemberOfANewGroupIsNamedAndNotTheRankThatWaitsForIt) {
+  expect_stalled_member_named({0, 1, 2});
+}
+
+TEST(RendezvousProcess, AStalledRankZeroOfANewGroupIsNamed) {
+  expect_stalled_member_named({1, 0, 2});
+}
+
 void refuse_rank_of_another_user(bool it_coordinates) {
   const std::uint16_t port = free_port();
   Ranks ranks(2, [&](Rank& rank) {

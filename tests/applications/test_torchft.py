@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def trained(*arguments: str) -> dict:
-    """The report of the program, which has compared all replicas with a training without a group."""
+    """The report of the program, which has compared all replicas with trained_alone()."""
     assert PYTHON.exists(), f"{PYTHON} is missing: tools/setup.sh applications"
     command = [PYTHON, PROGRAMS_DIR / "torchft_training.py", *arguments]
     result = run_bounded(command, variables(), BOUND_S)

@@ -101,7 +101,7 @@ def starts_of(lines: list[dict], rank: int) -> list[list[int]]:
 
 def steps_between(*ends: int) -> list[list[int]]:
     """steps_between(0, 5, 20) is [[0, 1, ..., 5], [5, 6, ..., 20]]."""
-    return [list(range(a, b + 1)) for a, b in zip(ends, ends[1:], strict=False)]
+    return [list(range(a, b + 1)) for a, b in itertools.pairwise(ends)]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures how soon torchft's replicas go on over ccl: from a fault to the next committed step.
 
-make applications ARGS=--help                       sets up .venv/applications, which has torchft
+make build; tools/setup.sh applications             sets up .venv/applications, which has torchft
 .venv/applications/bin/python tests/soak/torchft_times.py
-.venv/applications/bin/python tests/soak/torchft_times.py --backend gloo --replicas 2 --repetitions 3
+.venv/applications/bin/python tests/soak/torchft_times.py --backend gloo --replicas 2
 
 A replica of a training meets a fault, and the others take the step without it. Milliseconds since
 the fault, for the slowest survivor: median over the repetitions, and the longest. "error": its
@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from support.resumable_training import check_trained
-from support.torchft_job import FAULTS, Job, Recovery, torchft_version
+from support.torchft_job import FAULTS, Job, Recovery, versions
 
 STEPS_PER_FAULT = 20
 COLUMNS = {"error": "failed_ms", "configure": "configure_ms", "committed": "committed_ms"}
@@ -69,8 +69,8 @@ def cell(values: list[float | None]) -> str:
 
 def main() -> None:
     arguments = parse_arguments()
-    print(f"{torchft_version()}, {arguments.backend}, {arguments.repetitions} faults per row,", end=" ")
-    print(f"heartbeat {arguments.heartbeat_ms} ms, timeout {arguments.timeout_s} s\n")
+    limits = f"heartbeat {arguments.heartbeat_ms} ms, timeout {arguments.timeout_s} s"
+    print(f"{versions()}, {arguments.backend}, {arguments.repetitions} faults per row, {limits}\n")
     print(f"| replicas | fault | {' | '.join(f'{name}, ms' for name in COLUMNS)} |")
     print("|" + "---|" * (2 + len(COLUMNS)))
     for replicas in arguments.replicas:

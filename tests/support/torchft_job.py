@@ -21,6 +21,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 
 import torch
@@ -362,7 +363,5 @@ class Job:
         return trainings
 
 
-def torchft_version() -> str:
-    from importlib.metadata import version
-
+def versions() -> str:
     return f"torch {torch.__version__}, torchft {version('torchft')}"

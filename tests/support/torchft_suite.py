@@ -25,7 +25,7 @@ LEFT_OUT = ("quantization_test.py", "torchcomms_test.py")
 
 def packages() -> Path:
     directory = site_packages(ENVIRONMENT)
-    assert (directory / "torchft").is_dir(), f"{directory} has no torchft: tools/setup.sh applications"
+    assert (directory / "torchft").is_dir(), "torchft is missing: tools/setup.sh applications"
     return directory
 
 

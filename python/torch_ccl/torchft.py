@@ -32,7 +32,14 @@ def _new_group(
     store: dist.Store, rank: int, size: int, timeout: timedelta, name: str
 ) -> dist.ProcessGroup:
     """A group of torch, with ccl for all devices that it serves. Collective over its ranks."""
-    backend = torch_ccl.ProcessGroupCCL(store, rank, size, timeout, name=name)
+    try:
+        backend = torch_ccl.ProcessGroupCCL(store, rank, size, timeout, name=name)
+    except dist.DistBackendError as error:
+        if "timed out" not in str(error):
+            raise
+        # The words of torch's store, which torchft's users know from Gloo.
+        milliseconds = timeout // timedelta(milliseconds=1)
+        raise dist.DistBackendError(f"{error} (timeout after {milliseconds}ms)") from error
     custom = dist.ProcessGroup.BackendType.CUSTOM
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(custom)
@@ -47,6 +54,8 @@ class ProcessGroupCCL(_torchft.ProcessGroupWrapper):
     `timeout` is that of configure() and of every call that passes none. A dead replica fails the
     calls that need it within milliseconds, whatever the timeout is.
     """
+
+    _pg: dist.ProcessGroup | None
 
     def __init__(self, timeout: timedelta = timedelta(seconds=60)) -> None:
         super().__init__(timeout)
@@ -66,7 +75,8 @@ class ProcessGroupCCL(_torchft.ProcessGroupWrapper):
 
     def shutdown(self) -> None:
         """Leave the group, after the operations in flight."""
-        group, self._pg = self._pg, None
+        group = self._pg
+        self._pg = None
         if group is not None:
             group.shutdown()
 

@@ -4,6 +4,7 @@ The process group itself: torchft's own tests (tests/torchft_suite).
 """
 
 import json
+import re
 
 import pytest
 from support.applications import PROGRAMS_DIR, PYTHON, run_bounded, variables
@@ -19,8 +20,11 @@ def trained(*arguments: str) -> dict:
     assert PYTHON.exists(), f"{PYTHON} is missing: tools/setup.sh applications"
     command = [PYTHON, PROGRAMS_DIR / "torchft_training.py", *arguments]
     result = run_bounded(command, variables(), BOUND_S)
-    assert result.returncode == 0, f"exit code {result.returncode}\n{result.output}"
-    return json.loads(result.output.splitlines()[-1])
+    reports = re.findall(r'^{"program".*}$', result.output, re.MULTILINE)
+    assert result.returncode == 0 and len(reports) == 1, (
+        f"exit code {result.returncode}\n{result.output[-10000:]}"
+    )
+    return json.loads(reports[0])
 
 
 @pytest.mark.timeout(2 * BOUND_S + 60)

@@ -5,6 +5,7 @@ the whole batch. So a run whose ranks are killed, leave and join must end with t
 trained_alone().
 """
 
+import io
 from pathlib import Path
 
 import torch
@@ -50,11 +51,16 @@ class Training:
     def save(self, path: Path) -> None:
         """A reader sees the old file or the new one."""
         new = path.with_suffix(".new")
-        torch.save(self.state_dict(), new)
+        new.write_bytes(self.to_bytes())
         new.replace(path)
 
-    def load(self, path: Path) -> None:
-        self.load_state_dict(torch.load(path))
+    def to_bytes(self) -> bytes:
+        file = io.BytesIO()
+        torch.save(self.state_dict(), file)
+        return file.getvalue()
+
+    def load(self, file: Path | io.BytesIO) -> None:
+        self.load_state_dict(torch.load(file))
 
 
 def trained_alone(steps: int) -> Training:

@@ -12,6 +12,7 @@ allows, so that the sequence of events does not depend on the speed of the machi
 """
 
 import contextlib
+import io
 import logging
 import multiprocessing
 import os
@@ -80,6 +81,7 @@ class Replica:
             load_state_dict=self.training.load_state_dict,
             state_dict=self.training.state_dict,
             min_replica_size=1,
+            init_sync=False,  # all start with the same weights
             use_async_quorum=options.asynchronous_quorum,
             timeout=timedelta(seconds=options.timeout_s),
             quorum_timeout=timedelta(seconds=60),
@@ -152,7 +154,7 @@ class Replica:
             if self.training.step < self.options.steps:
                 self.wait_for_permission()
         self.manager.shutdown()
-        self.report("done", self.training.state_dict())
+        self.report("done", self.training.to_bytes())
 
 
 def _replica_main(*arguments) -> None:
@@ -190,8 +192,10 @@ class Process:
         )
         self.process.start()
         theirs.close()
+        self.is_alive = True
 
     def receive(self) -> None:
+        self.is_alive = self.process.is_alive()  # before the last events
         try:
             while self.connection.poll():
                 self.events.append(Event(*self.connection.recv()))
@@ -264,6 +268,8 @@ class Job:
             replica.receive()
             if errors := replica.times("error", 0):
                 raise RuntimeError(f"replica {replica.number}: {errors[0].value}")
+            if not (replica.is_alive or replica.times("fault", 0) or replica.times("done", 0)):
+                raise RuntimeError(f"replica {replica.number} has ended: {replica.events[-5:]}")
 
     def history(self) -> str:
         return "\n".join(f"replica {r.number}: {r.events[-8:]}" for r in self.replicas)
@@ -359,7 +365,7 @@ class Job:
         self.wait_until(lambda: all(r.times("done", 0) for r in self.replicas), "the end")
         trainings = [Training() for _ in self.replicas]
         for training, replica in zip(trainings, self.replicas, strict=True):
-            training.load_state_dict(replica.times("done", 0)[0].value)
+            training.load(io.BytesIO(replica.times("done", 0)[0].value))
         return trainings
 
 

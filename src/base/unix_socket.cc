@@ -143,7 +143,7 @@ void send_packet(int socket, const void* data, std::size_t bytes, Deadline deadl
   }
   while (::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(bytes)) {
     if (errno == EPIPE || errno == ECONNRESET)
-      throw Error(Errc::peer_lost, "connection closed by peer");
+      throw Error(Errc::peer_lost, "Connection closed by peer");
     if (errno != EAGAIN && errno != EINTR) throw_system_error("sendmsg");
     if (!wait_for_event(socket, POLLOUT, deadline))
       throw Error(Errc::timeout, "the peer did not answer before the timeout");
@@ -163,7 +163,7 @@ std::vector<Fd> receive_packet(int socket, void* data, std::size_t bytes, Deadli
   const ssize_t got =
       receive_despite_reset([&] { return ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC); });
   std::vector<Fd> fds = take_descriptors(message);
-  if (got == 0) throw Error(Errc::peer_lost, "connection closed by peer");
+  if (got == 0) throw Error(Errc::peer_lost, "Connection closed by peer");
   if ((message.msg_flags & MSG_CTRUNC) != 0) throw_descriptors_lost(socket);
   if (got != static_cast<ssize_t>(bytes) || (message.msg_flags & MSG_TRUNC) != 0)
     throw Error(Errc::mismatch,

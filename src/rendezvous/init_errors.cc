@@ -168,7 +168,7 @@ Error interrupt_error(const RendezvousOptions& options) {
 
 Error ended_error(const RendezvousOptions& options, const std::string& process, int rank) {
   return init_error(options.group, Errc::peer_lost,
-                    process + " ended before the group was formed (connection closed by peer)",
+                    process + " ended before the group was formed (Connection closed by peer)",
                     {rank});
 }
 

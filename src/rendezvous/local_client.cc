@@ -66,7 +66,7 @@ void throw_pending_status(int socket) {
 void throw_if_coordinator_failed(int socket) {
   if (!wait_readable(socket, Clock::now())) return;
   throw_if_failure_received(socket, Clock::now());
-  if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "connection closed by peer");
+  if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "Connection closed by peer");
 }
 
 }  // namespace

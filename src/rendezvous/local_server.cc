@@ -203,7 +203,7 @@ void LocalServer::check_connections() {
       continue;
     exchange_with(connection, [](int socket) {
       throw_if_failure_received(socket, Clock::now());
-      if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "connection closed by peer");
+      if (next_packet_bytes(socket) == 0) throw Error(Errc::peer_lost, "Connection closed by peer");
     });
   }
 }
@@ -266,7 +266,7 @@ std::vector<LocalPeer> LocalServer::take_local_peers() {
 void LocalServer::receive_peer_info(Connection& connection) {
   LocalPeer peer;
   exchange_with(connection, [&](int socket) {
-    if (connection.peer) throw Error(Errc::peer_lost, "connection closed by peer");
+    if (connection.peer) throw Error(Errc::peer_lost, "Connection closed by peer");
     throw_if_failure_received(socket, Clock::now());
     std::vector<Fd> fds;
     peer.peer_info = receive_packet<PeerInfo>(socket, Clock::now(), &fds);

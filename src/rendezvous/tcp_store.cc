@@ -124,7 +124,7 @@ class TcpStore final : public Store {
       if (moved < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (moved <= 0)
         throw Error(Errc::system,
-                    formatted("store {}:{}: connection closed by peer", host_, port_));
+                    formatted("store {}:{}: Connection closed by peer", host_, port_));
       p += moved;
       bytes -= static_cast<std::size_t>(moved);
     }

@@ -20,12 +20,12 @@ enum class PeerState : std::uint8_t { alive, died, departed };
 /// The texts of errors about lost ranks, the same on one host and over hosts. "connection closed by
 /// peer" is what torch's own backends say; programs look for it.
 inline std::string died_during(const std::string& rank, const std::string& operation) {
-  return rank + " died during " + operation + " (connection closed by peer)";
+  return rank + " died during " + operation + " (Connection closed by peer)";
 }
 inline std::string left_before(const std::string& rank, const std::string& group,
                                const std::string& operation) {
   return rank + " left group " + group + ", but " + operation +
-         " needs it (connection closed by peer)";
+         " needs it (Connection closed by peer)";
 }
 
 /// A rank of another host that has gone.

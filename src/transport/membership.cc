@@ -141,7 +141,7 @@ Error Membership::lost_error(const LostRank& lost, const std::string& operation)
     case LostRank::Kind::ended:
       return {Errc::peer_lost,
               formatted("{} left or died before the host of rank {} first contacted it, for {} "
-                        "(connection closed by peer)",
+                        "(Connection closed by peer)",
                         name_of_lost, rank_, operation),
               {lost.rank}};
     case LostRank::Kind::died:

@@ -36,7 +36,7 @@ def check_group(group, size: int, rank: int) -> None:
 
 
 def fail_all_reduce(group=None) -> None:
-    with pytest.raises(dist.DistBackendError, match="connection closed by peer"):
+    with pytest.raises(dist.DistBackendError, match="Connection closed by peer"):
         while True:
             dist.all_reduce(torch.ones(10), group=group)
 

@@ -183,7 +183,7 @@ TEST(LeaveProcess, ARankThatExitsIsNoticedByARankThatWaitsForAThird) {
   ASSERT_TRUE(error) << ranks.transcript();
   EXPECT_NE(error->text.find("rank 1 (host "), std::string::npos) << error->text;
   EXPECT_NE(error->text.find("left group tp"), std::string::npos) << error->text;
-  EXPECT_NE(error->text.find("connection closed by peer"), std::string::npos) << error->text;
+  EXPECT_NE(error->text.find("Connection closed by peer"), std::string::npos) << error->text;
   EXPECT_LT(error->time_ms - ranks.outcomes[kVictim].find("left")->time_ms, 1000);
 }
 

@@ -248,7 +248,7 @@ TEST(RendezvousProcess, ARankThatDiesBeforeItsHandshakeIsNamed) {
   expect_others_fail_with(
       ranks, 2, "peer_lost",
       {"init of group world: rank 2 (host ", "pid " + std::to_string(ranks.outcomes[2].pid),
-       "ended before the group was formed (connection closed by peer)"});
+       "ended before the group was formed (Connection closed by peer)"});
 }
 
 /// Rank 2 stops itself. The others name it when they time out.

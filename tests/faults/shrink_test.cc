@@ -128,7 +128,7 @@ TEST(ShrinkProcess, AFurtherDeathIsNamedAtOnceAndShrinkCanBeCalledAgain) {
     const std::string error = error_of_shrink(*world, dead);
     rank.report("fails");
     check_contains(error, "peer_lost rank 2 (host ");
-    check_contains(error, "died during shrink of group world (connection closed by peer)");
+    check_contains(error, "died during shrink of group world (Connection closed by peer)");
     auto smaller = shrink(*world, {2, 3});
     expect_sum(*smaller);
     check(smaller->size() == 2, "the size");

@@ -95,7 +95,7 @@ void kill_during_rendezvous(const std::vector<int>& hosts, int victim, int survi
   const std::string expected =
       "init of group world: rank " + std::to_string(victim) + " (host " + tccl::host_name() +
       ", pid " + std::to_string(ranks.outcomes[static_cast<std::size_t>(victim)].pid) +
-      ") ended before the group was formed (connection closed by peer)";
+      ") ended before the group was formed (Connection closed by peer)";
   EXPECT_NE(error->text.find(expected), std::string::npos) << error->text;
   EXPECT_LT(error->time_ms - start, 10'000) << "the goal is 1 s: " << error->text;
 }

@@ -70,7 +70,7 @@ class LocalServerTest : public ::testing::Test {
 };
 
 /// While the other hosts learn of a rank's failure, its coordinator polls its connections: that
-/// must not replace the reason by "connection closed by peer".
+/// must not replace the reason by "Connection closed by peer".
 TEST_F(LocalServerTest, ARankThatReportsItsFailureIsNotReportedAsLost) {
   RendezvousOptions options = options_of(1);
   options.apply_roster = [](const Roster&) {
@@ -94,7 +94,7 @@ TEST_F(LocalServerTest, ARankThatDiesBeforeItGetsTheAddressIsNamed) {
   accept_rank_1();
   member.get().reset();  // closes its connection
   expect_names_rank_1([&] { server_.gather_peer_infos(host_map_, ""); },
-                      "left before the group was formed (connection closed by peer)");
+                      "left before the group was formed (Connection closed by peer)");
   EXPECT_NO_THROW(server_.check_connections());
 }
 
@@ -107,7 +107,7 @@ TEST_F(LocalServerTest, ARankThatDiesBeforeItsRequestIsAnsweredIsNamed) {
   send_packet(socket.get(), JoinRequest{response, 1, 2, ::getpid()}, deadline_after(5s));
   socket.reset();
   expect_names_rank_1([&] { server_.poll(/*other_fd=*/-1); },
-                      "left before the group was formed (connection closed by peer)");
+                      "left before the group was formed (Connection closed by peer)");
 }
 
 struct BadPeerInfo {

@@ -52,8 +52,8 @@ class BlockCache {
 template <class T>
 class CachingAllocator {
  public:
-  using value_type =
-      T;  // NOLINT(readability-identifier-naming): what std::allocator_traits asks for
+  // NOLINTNEXTLINE(readability-identifier-naming): what std::allocator_traits asks for
+  using value_type = T;
   explicit CachingAllocator(std::shared_ptr<BlockCache> cache) : cache_(std::move(cache)) {}
   template <class Other>
   CachingAllocator(const CachingAllocator<Other>& other) : cache_(other.cache()) {}

@@ -132,7 +132,7 @@ void Executor::run_marking_failure(const Body& body) {
     body();
     board_.end();
   } catch (const Error& error) {
-    const Error reason = membership_.fail(error);
+    const Error reason = membership_.fail(error, sequence_);
     board_.fail();
     throw reason;
   } catch (...) {
@@ -176,10 +176,12 @@ bool Executor::posted_has_arrived() const {
 }
 
 void Executor::complete_posted() {
+  // What has arrived before the group failed is complete.
+  const bool must_fail = group_.failed() && !posted_has_arrived();
   const Posted posted = posted_[0];
   std::shift_left(posted_.begin(), posted_.end(), 1);
   --posted_count_;
-  if (group_.failed()) throw membership_.fail(group_.failure());
+  if (must_fail) throw membership_.fail(group_.failure());
   const CollectiveTask task(*posted.operation, context_.workers());
   run_marking_failure([&] {
     board_.resume(posted.state);
@@ -199,9 +201,9 @@ void Executor::log_operation(const OpRecord& record, Clock::duration duration) c
 /// For an exception that is not an Error: an interrupt, or such as std::bad_alloc.
 void Executor::fail_by_current_exception() noexcept {
   try {
-    membership_.fail(error_of_current_exception());
+    membership_.fail(error_of_current_exception(), sequence_);
   } catch (const std::bad_alloc&) {
-    membership_.fail(out_of_memory_);
+    membership_.fail(out_of_memory_, sequence_);
   }
   board_.fail();
 }

@@ -195,9 +195,9 @@ std::optional<Error> known_cause_of_timeout(const RendezvousOptions& options, in
   const Deadline deadline =
       deadline_after(std::min(kCauseGrace * (levels + 1), kLongestCauseGrace));
   try {
-    if (const auto stalled = stalled_ranks_timeout(options)) return stalled;
+    if (auto stalled = stalled_ranks_timeout(options)) return stalled;
     for (;;) {
-      if (const auto failure = published_failure(options)) return failure;
+      if (auto failure = published_failure(options)) return failure;
       if (Clock::now() >= deadline) return std::nullopt;
       std::this_thread::sleep_for(poll_interval_of(options.size));
     }

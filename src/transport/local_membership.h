@@ -37,6 +37,16 @@ struct LostRank {
   std::uint32_t last_sequence = 0;  // of its last collective, if it has departed
 };
 
+/// An operation between hosts goes on for this long after the group has failed in a later one: its
+/// last messages may be slower than the notice of the failure.
+inline constexpr std::chrono::milliseconds kLaterFailureGrace{250};
+
+/// Where a failure of a group was found.
+struct FailureSource {
+  int reporter = -1;           // the rank, of any host, that found out; -1: unknown
+  std::int64_t sequence = -1;  // of the collective that this rank was in; -1: in none, or unknown
+};
+
 class LocalMembership {
  public:
   virtual ~LocalMembership() = default;
@@ -66,13 +76,19 @@ class LocalMembership {
   [[nodiscard]] virtual bool failed() const noexcept = 0;
   /// Why the group failed; call only after failed(), as the next two.
   [[nodiscard]] virtual Error failure() const = 0;
-  /// The rank, of any host, that found out.
-  [[nodiscard]] virtual int failure_reporter() const = 0;
+  [[nodiscard]] virtual FailureSource failure_source() const = 0;
+  /// Whether the group was marked in a later collective than this one, which may then complete: the
+  /// rank that marked it has done its part.
+  [[nodiscard]] bool failed_later_than(std::uint32_t sequence) const {
+    const std::int64_t failed = failure_source().sequence;
+    return failed >= 0 &&
+           static_cast<std::int32_t>(static_cast<std::uint32_t>(failed) - sequence) > 0;
+  }
   /// For a call that begins after the failure: the reason, with when and in whose call it was found.
   [[nodiscard]] virtual Error earlier_failure() const = 0;
   /// Marks the group as failed for all members of this host. The first reason stays and is
   /// returned.
-  virtual Error fail(const Error& reason, int reporter) noexcept = 0;
+  virtual Error fail(const Error& reason, FailureSource source) noexcept = 0;
 };
 
 }  // namespace tccl

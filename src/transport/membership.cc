@@ -15,29 +15,29 @@ namespace {
 constexpr const char* kFailedElsewhere = "a rank of another host has failed";
 
 /// The text of a `failed` notice.
-std::string encoded(const Error& error, int reporter) {
-  std::string text =
-      formatted("{} {} {}", reporter, static_cast<int>(error.code()), error.ranks().size());
+std::string encoded(const Error& error, const FailureSource& source) {
+  std::string text = formatted("{} {} {} {}", source.reporter, source.sequence,
+                               static_cast<int>(error.code()), error.ranks().size());
   for (const int rank : error.ranks()) text += formatted(" {}", rank);
   return text + "\n" + error.what();
 }
 
 struct Failure {
-  int reporter = -1;
+  FailureSource source;
   Error error;
 };
 
 /// The inverse of encoded(). Text from another host may be malformed.
 Failure decoded(const std::string& text) {
   std::istringstream head(text.substr(0, text.find('\n')));
-  int reporter = -1;
+  FailureSource source;
   int code = static_cast<int>(Errc::internal);
   std::size_t count = 0;
-  head >> reporter >> code >> count;
+  head >> source.reporter >> source.sequence >> code >> count;
   std::vector<int> ranks;
   for (int rank = 0; ranks.size() < count && head >> rank;) ranks.push_back(rank);
   const std::size_t end = text.find('\n');
-  return {reporter,
+  return {source,
           {static_cast<Errc>(std::clamp(code, 0, static_cast<int>(Errc::internal))),
            end == std::string::npos ? kFailedElsewhere : text.substr(end + 1), std::move(ranks)}};
 }
@@ -202,8 +202,8 @@ void Membership::note_lost_ranks() noexcept {
   if (first.kind != LostRank::Kind::none && !has_departed_) local_->note_lost(first);
 }
 
-Error Membership::fail(const Error& reason) noexcept {
-  const Error first = local_->fail(reason, rank_);
+Error Membership::fail(const Error& reason, std::int64_t sequence) noexcept {
+  const Error first = local_->fail(reason, {rank_, sequence});
   propagate_failure();
   return first;
 }
@@ -226,7 +226,7 @@ bool Membership::send_notice(RemoteState& to, GroupNotice kind, std::string text
 bool Membership::send_failed(RemoteState& to) const noexcept {
   try {
     return send_notice(to, GroupNotice::failed,
-                       encoded(local_->failure(), local_->failure_reporter()));
+                       encoded(local_->failure(), local_->failure_source()));
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -319,9 +319,9 @@ void Membership::handle_failed(const std::string& text) noexcept {
   }
   try {
     const Failure failure = decoded(text);
-    local_->fail(failure.error, failure.reporter);
+    local_->fail(failure.error, failure.source);
   } catch (const std::bad_alloc&) {
-    local_->fail(failed_elsewhere_, /*reporter=*/-1);
+    local_->fail(failed_elsewhere_, FailureSource{});
   }
   propagate_failure();
 }
@@ -345,7 +345,7 @@ const Notice& Membership::depart(std::uint32_t last_sequence) noexcept {
   if (local_->failed()) {
     departure_notice_.kind = static_cast<std::uint32_t>(GroupNotice::failed);
     try {
-      departure_notice_.text = encoded(failure(), local_->failure_reporter());
+      departure_notice_.text = encoded(failure(), local_->failure_source());
     } catch (const std::bad_alloc&) {
       // Without text: the group has failed, for a reason that the receiver does not learn.
     }

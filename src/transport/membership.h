@@ -90,8 +90,12 @@ class Membership {
   // --- failure of the group ---
   [[nodiscard]] bool failed() const noexcept { return local_->failed(); }
   [[nodiscard]] Error failure() const { return local_->failure(); }
-  /// Marks the group as failed for all ranks. The first reason stays and is returned.
-  Error fail(const Error& reason) noexcept;
+  [[nodiscard]] bool failed_later_than(std::uint32_t sequence) const {
+    return local_->failed_later_than(sequence);
+  }
+  /// Marks the group as failed for all ranks. The first reason stays and is returned. `sequence`: of
+  /// the collective that fails; -1 if none does.
+  Error fail(const Error& reason, std::int64_t sequence = -1) noexcept;
   /// Sends the `failed` notices if the group has failed and they were not sent yet: another rank of
   /// this host may have marked the group while this rank was computing.
   void propagate_failure() noexcept;

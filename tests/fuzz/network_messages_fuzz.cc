@@ -37,10 +37,10 @@ class OneLocalRank final : public LocalMembership {
   [[nodiscard]] std::vector<LostRank> lost_ranks() const override { return lost_; }
   [[nodiscard]] bool failed() const noexcept override { return !failure_.empty(); }
   [[nodiscard]] Error failure() const override { return failure_.front(); }
-  [[nodiscard]] int failure_reporter() const override { return reporter_; }
+  [[nodiscard]] FailureSource failure_source() const override { return source_; }
   [[nodiscard]] Error earlier_failure() const override { return failure(); }
-  Error fail(const Error& reason, int reporter) noexcept override {
-    if (!failed()) reporter_ = reporter, failure_.push_back(reason);
+  Error fail(const Error& reason, FailureSource source) noexcept override {
+    if (!failed()) source_ = source, failure_.push_back(reason);
     return failure();
   }
 
@@ -48,7 +48,7 @@ class OneLocalRank final : public LocalMembership {
   std::string name_ = "world";
   std::vector<LostRank> lost_;
   std::vector<Error> failure_;
-  int reporter_ = -1;
+  FailureSource source_;
 };
 
 /// RemoteProcess has no public constructor: the control plane makes them.

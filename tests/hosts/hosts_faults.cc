@@ -270,6 +270,33 @@ TEST(Hosts, ARootThatSendsAndClosesFailsNoOtherRank) {
   ranks.expect_all_exit_cleanly();
 }
 
+/// Rank 0 stops rank 1, which waits in an operation, completes that operation and fails in the next
+/// one. When rank 1 goes on, the notice of the failure may come before the last message.
+TEST(Hosts, AnOperationThatAllRanksHaveJoinedCompletesAlthoughTheNextOneHasFailed) {
+  for (int round = 0; round < 3; ++round) {
+    Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
+      auto store = rank.store("meanwhile");
+      auto comm = rank.join("world");
+      expect_sum(*comm);
+      pid_t waiter = 0;
+      if (rank.rank == 1) {
+        store->set("waiter", std::to_string(::getpid()));
+      } else {
+        waiter = std::stoi(store->get("waiter", 20s));
+        std::this_thread::sleep_for(100ms);  // it sleeps in the operation
+        ::kill(waiter, SIGSTOP);
+      }
+      float x = 1;  // one message each way
+      comm->run(tccl::allreduce(&x, &x, 1, DType::float32, ReduceOp::sum));
+      check(x == 2, "the sum");
+      if (rank.rank == 1) return;
+      error_text_of([&] { comm->run(tccl::barrier(), {.timeout = 200ms}); });
+      ::kill(waiter, SIGCONT);
+    });
+    ranks.expect_all_exit_cleanly();
+  }
+}
+
 TEST(Hosts, ARankThatHasLeftIsNamed) {
   Ranks ranks = start_on_hosts({0, 1}, [](Rank& rank) {
     auto comm = rank.join("world");

@@ -23,13 +23,16 @@ class LocalGroupTest : public ::testing::Test {
 TEST_F(LocalGroupTest, AFailureMarksEveryMember) {
   const LocalGroups groups = make(11);
   EXPECT_FALSE(groups[0]->failed());
-  groups[1]->fail(Error(Errc::aborted, "rank 1 gave up", {1}), 1);
+  groups[1]->fail(Error(Errc::aborted, "rank 1 gave up", {1}), {1, 0x1'0000'0000 - 2});
   for (const auto& group : groups) {
     EXPECT_TRUE(group->failed());
     EXPECT_STREQ(group->failure().what(), "rank 1 gave up");
-    EXPECT_EQ(group->failure_reporter(), 1);
+    EXPECT_EQ(group->failure_source().reporter, 1);
+    EXPECT_TRUE(group->failed_later_than(0xffff'fffd));
+    EXPECT_FALSE(group->failed_later_than(0xffff'fffe));
+    EXPECT_FALSE(group->failed_later_than(3)) << "sequence numbers wrap";
   }
-  groups[0]->fail(Error(Errc::timeout, "rank 0 waited too long", {0}), 0);
+  groups[0]->fail(Error(Errc::timeout, "rank 0 waited too long", {0}), {0});
   EXPECT_STREQ(groups[1]->failure().what(), "rank 1 gave up") << "the first reason stays";
   close_and_free(groups);
 }

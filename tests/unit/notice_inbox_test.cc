@@ -34,9 +34,9 @@ class OneLocalRank : public LocalMembership {
   [[nodiscard]] std::vector<LostRank> lost_ranks() const override { return {}; }
   [[nodiscard]] bool failed() const noexcept override { return failed_; }
   [[nodiscard]] Error failure() const override { return {Errc::aborted, "failed"}; }
-  [[nodiscard]] int failure_reporter() const override { return 0; }
+  [[nodiscard]] FailureSource failure_source() const override { return {}; }
   [[nodiscard]] Error earlier_failure() const override { return failure(); }
-  Error fail(const Error& reason, int /*reporter*/) noexcept override {
+  Error fail(const Error& reason, FailureSource /*source*/) noexcept override {
     failed_ = true;
     return reason;
   }

@@ -38,6 +38,7 @@ void OfiChannel::begin(const OpRecord& record, std::optional<Deadline> deadline,
   record_ = record;
   deadline_ = deadline;
   timeout_ = timeout;
+  failed_since_.reset();
 }
 
 void OfiChannel::send(const MessagePtr& message, std::size_t bytes, std::span<const int> to) {
@@ -168,8 +169,16 @@ void OfiChannel::wait(int rank, std::optional<std::uint64_t> message_number,
 
 void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_number,
                             std::optional<Clock::time_point>& lost_since) {
-  if (membership_.failed()) throw membership_.failure();
   const auto now = Clock::now();
+  if (membership_.failed()) {
+    // The rank that failed in a later operation has done its part of this one: the rest may be under
+    // way.
+    if (!failed_since_) failed_since_ = now;
+    if (!membership_.failed_later_than(record_.sequence) ||
+        now - *failed_since_ >= kLaterFailureGrace)
+      throw membership_.failure();
+    return;
+  }
   if (message_number && membership_.cannot_arrive(rank, TrafficKind::collective, *message_number))
     throw membership_.peer_lost_error(rank, operation());
   // A rank that has departed may have sent the awaited message before, but receives no more.

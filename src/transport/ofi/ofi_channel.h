@@ -89,6 +89,7 @@ class OfiChannel final : public NetworkChannel {
   SendsInFlight sends_in_flight_;
   OpRecord record_;
   std::optional<Deadline> deadline_;
+  std::optional<Clock::time_point> failed_since_;  // the group has failed in a later operation
   std::chrono::milliseconds timeout_{0};
   Clock::time_point next_interrupt_check_;
 };

@@ -113,7 +113,7 @@ Error LocalGroup::earlier_failure() const {
   const Error reason = failure();
   return {reason.code(),
           formatted("group {} failed {} ago in a call of rank {}: {}", identity_.name, text_of(age),
-                    record.reporter, reason.what()),
+                    record.source.reporter, reason.what()),
           reason.ranks()};
 }
 
@@ -136,7 +136,7 @@ Error LocalGroup::peer_lost_error(int local_rank, const std::string& operation) 
           {global_rank(local_rank)}};
 }
 
-Error LocalGroup::fail(const Error& reason, int reporter) noexcept {
+Error LocalGroup::fail(const Error& reason, FailureSource source) noexcept {
   const std::lock_guard lock(mutex_);
   if (freed_) return reason;  // the memory may belong to another group now
   if (failed()) {             // the first failing rank marks the others
@@ -147,7 +147,7 @@ Error LocalGroup::fail(const Error& reason, int reporter) noexcept {
   }
   FailureRecord& record = mine_->failure;
   record.code = reason.code();
-  record.reporter = reporter;
+  record.source = source;
   record.time = Clock::now().time_since_epoch().count();
   std::strncpy(record.text, reason.what(), sizeof record.text - 1);
   record.rank_count =

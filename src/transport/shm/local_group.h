@@ -103,11 +103,11 @@ class LocalGroup final : public LocalMembership {
     return process(local_rank).died();  // also after a clean exit, which the pidfd reports
   }
   [[nodiscard]] Error peer_lost_error(int local_rank, const std::string& operation) const override;
-  [[nodiscard]] int failure_reporter() const override {
-    return failure_record(local_rank()).reporter;
+  [[nodiscard]] FailureSource failure_source() const override {
+    return failure_record(local_rank()).source;
   }
   [[nodiscard]] Error earlier_failure() const override;
-  Error fail(const Error& reason, int reporter) noexcept override;
+  Error fail(const Error& reason, FailureSource source) noexcept override;
 
   // --- leaving the group ---
   void close() noexcept;

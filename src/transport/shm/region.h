@@ -57,8 +57,8 @@ static_assert(!reached(position_of(5, 2), position_of(5, 3)));
 /// Why a rank marked the group as failed. Written once, before any region is marked.
 struct FailureRecord {
   Errc code;
-  std::int32_t reporter;  // the rank, of any host, that found out
-  Clock::rep time;        // of the host's monotonic clock
+  FailureSource source;
+  Clock::rep time;  // of the host's monotonic clock
   std::int32_t rank_count;
   std::int32_t ranks[4];
   char text[1600];

@@ -37,6 +37,7 @@ void ShmBoard::begin(const OpRecord& record, std::optional<Deadline> deadline,
   first_step_ = 0;
   deadline_ = deadline;
   timeout_ = timeout;
+  failed_since_.reset();
 }
 
 void ShmBoard::end() {
@@ -252,10 +253,18 @@ bool ShmBoard::must_give_up(int peer) {
   const bool is_stalled = heartbeats_[static_cast<std::size_t>(peer)].silence(now) >= kStalledAfter;
   const auto grace = other_hosts_.progress_network && !is_stalled ? kGraceForOtherHosts
                                                                   : std::chrono::milliseconds(0);
-  return group_.failed() || lost_rank(peer) >= 0 ||
+  if (group_.failed()) return !may_complete_after_failure(now);
+  return lost_rank(peer) >= 0 ||
          (other_hosts_.find_lost_rank && !awaits_acknowledgements_ &&
           other_hosts_.find_lost_rank()) ||
          now >= *deadline_ + grace;
+}
+
+/// A rank of this host that is awaited may itself await messages of other hosts: see OfiChannel.
+bool ShmBoard::may_complete_after_failure(Clock::time_point now) {
+  if (!failed_since_) failed_since_ = now;
+  return other_hosts_.progress_network && group_.failed_later_than(record_.sequence) &&
+         now - *failed_since_ < kLaterFailureGrace;
 }
 
 /// The rank of this host without which the operation cannot complete, or -1; the awaited one first.

@@ -124,6 +124,7 @@ class ShmBoard final : public Board {
   [[nodiscard]] bool has_acknowledged(int peer) const;
   bool sleep_until_arrived(int peer, FunctionRef<bool()> arrived);
   bool must_give_up(int peer);
+  bool may_complete_after_failure(Clock::time_point now);
   [[nodiscard]] bool has_joined(int rank) const {
     return reached(position_seen(rank), position_of(record_.sequence, 1));
   }
@@ -162,6 +163,7 @@ class ShmBoard final : public Board {
   std::optional<Deadline> deadline_;
   std::chrono::milliseconds timeout_{0};
   Clock::time_point next_interrupt_check_;
+  std::optional<Clock::time_point> failed_since_;  // the group has failed in a later operation
 };
 
 struct ShmBoard::Suspended {

@@ -19,6 +19,7 @@
 #include "operation/operation_log.h"
 #include "tccl/error.h"
 #include "transport/board.h"
+#include "transport/local_membership.h"
 
 namespace tccl::shm {
 

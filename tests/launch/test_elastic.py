@@ -45,7 +45,7 @@ class Job:
         """The agent looks for failures ten times a second."""
         own = ["--monitor-interval", "0.1", *options, *self.arguments]
         words = [sys.executable, "-m", "torch.distributed.run", *map(str, own)]
-        # Else torch's agents keep the store's address of the first round, and a new agent waits for it.
+        # Else agents keep the store's address of the first round, and a later agent waits for it.
         own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if "--nnodes" in options else {}
         environment = clean_environment(**{MARK: f"{name} {self.directory}"}, **own_store)
         with (self.directory / f"{name}.log").open("w") as log:

@@ -29,11 +29,11 @@ MARK = "ELASTIC_AGENT"  # an agent and its ranks have it in their environment
 class Job:
     """A training in a directory, and its torchrun agents."""
 
-    def __init__(self, directory: Path, faults: str = ""):
+    def __init__(self, directory: Path, faults: str = "", bound_s: float = BOUND_S):
         self.directory = directory
         self.arguments = [SCRIPT, directory, "--steps", STEPS, "--faults", faults]
         self.stack = contextlib.ExitStack()
-        self.deadline = time.monotonic() + BOUND_S
+        self.deadline = time.monotonic() + bound_s
 
     def __enter__(self):
         return self
@@ -45,7 +45,9 @@ class Job:
         """The agent looks for failures ten times a second."""
         own = ["--monitor-interval", "0.1", *options, *self.arguments]
         words = [sys.executable, "-m", "torch.distributed.run", *map(str, own)]
-        environment = clean_environment(**{MARK: f"{name} {self.directory}"})
+        # Else agents keep the store's address of the first round, and a later agent waits for it.
+        own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if "--nnodes" in options else {}
+        environment = clean_environment(**{MARK: f"{name} {self.directory}"}, **own_store)
         with (self.directory / f"{name}.log").open("w") as log:
             agent = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
         return self.stack.enter_context(ended(agent))
@@ -132,15 +134,16 @@ def test_restarts_end_after_max_restarts(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * BOUND_S)
 @pytest.mark.parametrize("leaves", ["killed", "SIGTERM"])
 def test_the_number_of_agents_changes(tmp_path, leaves):
-    """--nnodes 1:2: one agent, then two, then one."""
-    with Job(tmp_path) as job:
+    """--nnodes 1:2: one agent, then two, then one. A lost agent is noticed after 10 s."""
+    with Job(tmp_path, bound_s=2 * BOUND_S - 20) as job:
         port = free_port()
         rendezvous = [
             *("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"),
-            *("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"),
+            *("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5"),
             "--local-addr=127.0.0.1",
         ]
         job.allow(5)

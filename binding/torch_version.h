@@ -9,6 +9,7 @@
 #include <chrono>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
@@ -79,6 +80,14 @@ inline void copy_group_description([[maybe_unused]] const c10d::Backend::Options
 #if TORCH_CCL_AT_LEAST(11)
   to.group_desc = from.group_desc;
 #endif
+}
+
+// ---- the process group
+
+/// From torch 2.14 on, c10d calls hooks of the process group (its flight recorder is one) around the
+/// backend's methods, and does not tell whether there are any.
+inline bool may_have_collective_hooks(const c10d::ProcessGroup& /*group*/) {
+  return TORCH_CCL_AT_LEAST(14);
 }
 
 // ---- the backend

@@ -493,7 +493,9 @@ PyObject* recv(PyObject* original, PyObject* const* arguments, Py_ssize_t count,
   });
 }
 
-PyMethodDef method(const char* name, PyCFunctionFastWithKeywords function) {
+using Function = PyObject*(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
+
+PyMethodDef method(const char* name, Function* function) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
           METH_FASTCALL | METH_KEYWORDS, nullptr};
 }
@@ -516,6 +518,7 @@ std::array<PyMethodDef, 10>& fast_functions() {
 }
 
 py::object fast_call(const std::string& name, const py::object& original) {
+  static_cast<void>(TorchObjects::get());  // not in a call: importing may release the GIL
   auto& table = fast_functions();
   auto* const row = std::ranges::find(table, name, &PyMethodDef::ml_name);
   if (row == table.end()) throw py::key_error(name);

@@ -143,6 +143,7 @@ bool CpuBackend::try_run_unobserved(const Run& run) {
     if (!run(effective_timeout(c10d::kUnsetTimeout))) return false;
   } catch (const tccl::Error& error) {
     if (error.code() == tccl::Errc::invalid_argument) return false;
+    operations_started.fetch_add(1, std::memory_order_relaxed);
     throw_kept_interrupt();
     throw_torch_error(error);
   }

@@ -652,11 +652,13 @@ def check_same_errors(rank: int, size: int) -> None:
     for enable in (False, True):
         torch_ccl.fast_calls(enable)
         group = dist.new_group(group_desc="errors")
+        before = torch_ccl.operation_count()
         texts.append(
             [
                 error_text(lambda group=group: dist.all_reduce(torch.ones(3 + rank), group=group)),
                 error_text(lambda group=group: dist.all_reduce(torch.ones(3), group=group)),
                 error_text(lambda group=group: dist.barrier(group)),
+                torch_ccl.operation_count() - before,
             ]
         )
     assert texts[0] == texts[1]

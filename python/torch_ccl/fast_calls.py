@@ -15,6 +15,7 @@ looks them up.
 import functools
 import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -190,7 +191,7 @@ def _replace_functional_collectives() -> Callable[[], None]:
     """Returns a function that undoes it."""
     from torch.distributed import _functional_collectives as module
 
-    functions = {
+    functions: dict[tuple[ModuleType, str], object] = {
         (module, name): replace(getattr(module, name))
         for name, replace in torch_versions.functional_names(_FUNCTIONAL).items()
     }

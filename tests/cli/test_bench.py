@@ -209,6 +209,7 @@ def test_small_run_writes_json_and_plots(tmp_path, monkeypatch, capsys):
 
 def test_calls_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_ranks, "START_METHOD", "forkserver")
+    monkeypatch.setattr(calls, "CALLS", 20)
     monkeypatch.setattr(calls, "NAMES", ("barrier", "functional all_reduce, wait"))
     json_file = tmp_path / "a.json"
     calls.bench_calls(1, True, json_file)

@@ -8,16 +8,19 @@ the number of calls, on the slower rank.
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_ccl.cli.bench.progress import Step, progress_bar
 from torch_ccl.cli.bench.ranks import BenchProcess, RankConnections, start_ranks
 from torch_ccl.cli.bench.report import BackgroundLoad, Figure, Goal, print_figures, write_json
 from torch_ccl.cli.bench.summary import Summary, ratios, size_text
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
 RANKS = 2
 SIZES = (8, 4 << 10)
-WARM_UP = 200
-CALLS = 2000  # in a loop
+CALLS = 2000  # in a loop, after a tenth of them to warm up
 FAST = "ccl, fast calls"
 BACKENDS = ("fake", "ccl", FAST)
 RATIO_GOAL = Goal("<=", 0.8)  # to `fake`
@@ -45,21 +48,21 @@ class CallHandler:
         self._size = process.size
         self._groups = {name: dist.new_group(backend=name) for name in ("fake", "ccl")}
 
-    def __call__(self, request: tuple[str, int, str]) -> float:
+    def __call__(self, request: tuple[str, int, str, int]) -> float:
         """Microseconds per call."""
         import torch_ccl
 
-        name, size_bytes, backend = request
+        name, size_bytes, backend, calls = request
         torch_ccl.fast_calls(backend == FAST)
         call = self._call(name, size_bytes // 4, self._groups[backend.split(",")[0]])
-        for _ in range(WARM_UP):
+        for _ in range(calls // 10):
             call()
         start = time.perf_counter()
-        for _ in range(CALLS):
+        for _ in range(calls):
             call()
-        return (time.perf_counter() - start) / CALLS * 1e6
+        return (time.perf_counter() - start) / calls * 1e6
 
-    def _call(self, name: str, count: int, group: object) -> Callable[[], object]:
+    def _call(self, name: str, count: int, group: "dist.ProcessGroup") -> Callable[[], object]:
         """`count` is the elements of the largest tensor."""
         import torch
         import torch.distributed as dist
@@ -70,7 +73,7 @@ class CallHandler:
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
         scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
-        def functional_all_reduce() -> torch.Tensor:
+        def functional_all_reduce() -> object:
             result = functional.all_reduce(x, "sum", group)
             wait = getattr(result, "wait", None)  # as in DTensor, which waits for an async tensor
             return wait() if wait else result
@@ -93,7 +96,7 @@ def time_calls(
     us: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     for _ in range(alternations):
         for backend, values in us.items():
-            values.append(max(ranks.request((name, size_bytes, backend))))
+            values.append(max(ranks.request((name, size_bytes, backend, CALLS))))
     title = name if name == "barrier" else f"{name}, {size_text(size_bytes)}"
     figures = [Figure(f"{title}: {b}", Summary.of(values), "us") for b, values in us.items()]
     if name.startswith("functional"):

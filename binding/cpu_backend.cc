@@ -135,6 +135,45 @@ CpuBackend::WorkPtr CpuBackend::run_point_to_point(CollectiveRequest request) {
   return run_request(std::move(request), c10d::kUnsetTimeout, /*asynchronous=*/true);
 }
 
+// Errors are those of run_request(). `run` returns false if it has done nothing.
+template <class Run>
+bool CpuBackend::try_run_unobserved(const Run& run) {
+  if (pending_work_->hook() || group_.coalescing.is_open()) return false;
+  try {
+    if (!run(effective_timeout(c10d::kUnsetTimeout))) return false;
+  } catch (const tccl::Error& error) {
+    if (error.code() == tccl::Errc::invalid_argument) return false;
+    operations_started.fetch_add(1, std::memory_order_relaxed);
+    throw_kept_interrupt();
+    throw_torch_error(error);
+  }
+  operations_started.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool CpuBackend::try_run_plain(const tccl::Operation& operation) {
+  return try_run_unobserved([&](std::chrono::milliseconds timeout) {
+    return communicator_->try_run(operation, {.timeout = timeout});
+  });
+}
+
+// As send() and then Work::wait(): an interrupt of the wait leaves the message to its own end, unless
+// it can be cancelled.
+bool CpuBackend::try_run_plain_message(const tccl::Operation& operation, const at::Tensor& tensor) {
+  return try_run_unobserved([&](std::chrono::milliseconds timeout) {
+    const auto work = communicator_->start(
+        operation, {.timeout = timeout, .keepalive = std::make_shared<const at::Tensor>(tensor)});
+    try {
+      work->wait();
+    } catch (...) {
+      work->cancel();
+      throw;
+    }
+    throw_kept_interrupt();
+    return true;
+  });
+}
+
 void CpuBackend::prepare_staging(CollectiveRequest& request,
                                  std::chrono::milliseconds timeout) const {
   // The reference is weak, because a request may outlive the group. close() waits for collectives

@@ -113,6 +113,15 @@ class CpuBackend : public BackendBase {
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
+  // ---- fast calls (fast_calls.h)
+
+  /// Runs a synchronous collective without a Work, if the group's queue is idle and nothing observes
+  /// the call: no completion hook, no coalescing block of this thread. Otherwise, and if the operation
+  /// is refused, it has done nothing and returns false. The caller keeps the memory alive.
+  bool try_run_plain(const tccl::Operation& operation);
+  /// The same for a send or recv of this tensor.
+  bool try_run_plain_message(const tccl::Operation& operation, const at::Tensor& tensor);
+
   // ---- coalescing: calls whose Works torch sees as one
 
   /// False although coalescing works, because batch_isend_irecv must not use it: if a call in a
@@ -161,6 +170,8 @@ class CpuBackend : public BackendBase {
     return run_request(std::move(request), options.timeout, options.asyncOp);
   }
   WorkPtr run_point_to_point(CollectiveRequest request);
+  template <class Run>
+  bool try_run_unobserved(const Run& run);
   void close();
   WorkPtr start_recv(const Method& method, Tensors& tensors, int source, int tag);
   void prepare_staging(CollectiveRequest& request, std::chrono::milliseconds timeout) const;

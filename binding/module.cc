@@ -8,6 +8,7 @@
 
 #include "context.h"
 #include "errors.h"
+#include "fast_calls.h"
 #include "memory.h"
 #include "process_group.h"
 
@@ -146,6 +147,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "An uninitialised tensor in memory that the ranks of this host share.");
   module.def("operation_count", &ProcessGroupCCL::operation_count,
              "The number of collectives and messages that this process has started over ccl.");
+  torch_ccl::add_fast_calls(module);
   module.def("_close", &torch_ccl::close_context, py::arg("wait_for_operations"), ReleaseGil(),
              "Close the context and join its threads; called at exit.");
 }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
@@ -79,6 +80,29 @@ inline void copy_group_description([[maybe_unused]] const c10d::Backend::Options
 #if TORCH_CCL_AT_LEAST(11)
   to.group_desc = from.group_desc;
 #endif
+}
+
+// ---- the process group
+
+/// From torch 2.14 on, c10d calls hooks of the process group around the backend's methods. Its public
+/// interface does not tell whether there are any; its protected one does, in 2.15 at least.
+template <class Group>
+struct HookAccess : Group {
+  static bool has_hooks([[maybe_unused]] const Group& group) {
+    if constexpr (requires {
+                    &HookAccess::preHooks_;
+                    &HookAccess::postHooks_;
+                  }) {
+      return !(group.*(&HookAccess::preHooks_)).empty() ||
+             !(group.*(&HookAccess::postHooks_)).empty();
+    } else {
+      return TORCH_CCL_AT_LEAST(14);
+    }
+  }
+};
+
+inline bool may_have_collective_hooks(const c10d::ProcessGroup& group) {
+  return HookAccess<c10d::ProcessGroup>::has_hooks(group);
 }
 
 // ---- the backend

@@ -28,6 +28,8 @@ __all__ = [
     "__version__",
     "cwd",
     "empty",
+    "fast_calls",
+    "fast_calls_enabled",
     "get_dist_env",
     "init",
     "monitored_barrier",
@@ -118,6 +120,7 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     from torch_ccl.backend_override import replace, replaced, restore
     from torch_ccl.blocking_methods import make_methods_blocking
     from torch_ccl.environment import get_dist_env, init, settings
+    from torch_ccl.fast_calls import enable_from_environment, fast_calls, fast_calls_enabled
     from torch_ccl.launchers import DistEnv
     from torch_ccl.memory import empty
     from torch_ccl.monitored_barrier import monitored_barrier
@@ -130,6 +133,7 @@ if TYPE_CHECKING or not (_imported_by_torch or _deferred):
     torch.distributed.ProcessGroupCCL = ProcessGroupCCL  # type: ignore[attr-defined]
     _register()
     _override_backends()
+    enable_from_environment()
     # Before the interpreter shuts down: it joins threads that may be running Python callbacks.
     atexit.register(environment.close_at_exit)
     environment.remember_exit_status()

@@ -64,7 +64,7 @@ def _validated(names: tuple[str, ...]) -> tuple[str, ...]:
 _ABSENT = object()
 
 
-def _set_attributes(new: dict[tuple[ModuleType, str], object]) -> Callable[[], None]:
+def set_attributes(new: dict[tuple[ModuleType, str], object]) -> Callable[[], None]:
     """Set attributes; returns a function that restores the earlier values."""
     before = {target: getattr(*target, _ABSENT) for target in new}
     for (module, name), value in new.items():
@@ -148,7 +148,7 @@ def _substitute_for(gloo: Any) -> type:
 def _replace_gloo() -> Callable[[], None]:
     substitute = _substitute_for(bindings.ProcessGroupGloo)
     modules = (bindings, distributed_c10d, dist)
-    return _set_attributes({(module, "ProcessGroupGloo"): substitute for module in modules})
+    return set_attributes({(module, "ProcessGroupGloo"): substitute for module in modules})
 
 
 # ---- mpi, which torch's wheels do not include
@@ -191,7 +191,7 @@ _process_group_mpi = _ProcessGroupMPI()  # one per process, as MPI is
 
 
 def _replace_mpi() -> Callable[[], None]:
-    return _set_attributes(
+    return set_attributes(
         {
             (distributed_c10d, "ProcessGroupMPI"): _process_group_mpi,
             (distributed_c10d, "_MPI_AVAILABLE"): True,

@@ -6,9 +6,11 @@ binding/torch_version.h has the same for the extension. Features are looked for,
 import functools
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import distributed_c10d
+
+T = TypeVar("T")
 
 
 def set_default_backends() -> None:
@@ -30,6 +32,28 @@ def set_default_backends() -> None:
         return group, store
 
     distributed_c10d._new_process_group_helper = create_with_default
+
+
+def resolve_group(group: Any) -> Any:
+    """The process group of a mesh, or of a mesh and a dimension: itself or its name."""
+    from torch.distributed import _functional_collectives
+
+    resolve = getattr(_functional_collectives, "_resolve_group", None)  # from torch 2.13
+    return (resolve or _functional_collectives._resolve_group_name)(group)
+
+
+def functional_names(functions: dict[str, T]) -> dict[str, T]:
+    """With the names that the functional collectives had before torch 2.13, if it is older."""
+    from torch.distributed import _functional_collectives
+
+    older = {
+        "all_gather_single": "all_gather_tensor",
+        "reduce_scatter_single": "reduce_scatter_tensor",
+    }
+    return {
+        name if hasattr(_functional_collectives, name) else older[name]: function
+        for name, function in functions.items()
+    }
 
 
 def name_of_new_group() -> str | None:

@@ -160,6 +160,7 @@ constexpr SettingRow kRows[] = {
               "Read by the Python package: [the directory of compiled "
               "extensions](installing.md#another-torch)."),
     elsewhere("CCL_DEVICES", "Read by the Python package: [accelerators](accelerators.md)."),
+    elsewhere("CCL_FAST_CALLS", "Read by the Python package: [fast calls](fast-calls.md)."),
     elsewhere("CCL_REPLACE",
               "Read by the Python package: [backend override](backend-override.md)."),
     elsewhere("CCL_RSH", "Read by `torch-ccl run`: [commands](commands.md)."),

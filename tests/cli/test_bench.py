@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 from support import ranks  # noqa: F401  (its server of processes has torch loaded)
-from torch_ccl.cli.bench import command, report
+from torch_ccl.cli.bench import calls, command, report
 from torch_ccl.cli.bench import ranks as bench_ranks
 from torch_ccl.cli.bench.cases import OPERATIONS, Case, goal_cases, make_cases
 from torch_ccl.cli.bench.collectives import (
@@ -205,3 +205,14 @@ def test_small_run_writes_json_and_plots(tmp_path, monkeypatch, capsys):
     assert all(row["ccl"]["median_us"] > 0 and "times_slower" in row["gloo"] for row in rows)
     assert {path.name for path in tmp_path.glob("*.svg")} == {"a-light.svg", "a-dark.svg"}
     assert "all_reduce, float32, 2 ranks" in capsys.readouterr().out
+
+
+def test_calls_are_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_ranks, "START_METHOD", "forkserver")
+    monkeypatch.setattr(calls, "CALLS", 20)
+    monkeypatch.setattr(calls, "NAMES", ("barrier", "functional all_reduce, wait"))
+    json_file = tmp_path / "a.json"
+    calls.bench_calls(1, True, json_file)
+    names = [row["what"] for row in json.loads(json_file.read_text())["rows"]]
+    assert "barrier: ccl, fast calls" in names
+    assert "functional all_reduce, wait, 4 KiB: fast calls / fake" in names

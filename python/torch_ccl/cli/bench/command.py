@@ -77,6 +77,10 @@ def bench(
         bool,
         typer.Option("--footprint", help="overhead, zero copy, waiting, memory, start-up"),
     ] = False,
+    calls: Annotated[
+        bool,
+        typer.Option("--calls", help="small calls in a loop, with and without fast calls"),
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="write the figures to this file")
     ] = None,
@@ -96,6 +100,10 @@ def bench(
         from torch_ccl.cli.bench.footprint import bench_footprint
 
         bench_footprint(alternations, goals, json_file)
+    elif calls:
+        from torch_ccl.cli.bench.calls import bench_calls
+
+        bench_calls(alternations, goals, json_file)
     elif peers:
         from torch_ccl.cli.bench import peers as mpi
 

@@ -90,8 +90,7 @@ bool ProcessIdentity::has_ended() const {
 bool ProcessIdentity::is_stopped() const {
   if (!is_local()) return false;
   const auto status = status_of(pid_);
-  return status && status->start_time == start_time_ &&
-         (status->state == 'T' || status->state == 't');
+  return status && status->start_time == start_time_ && status->state == 'T';
 }
 
 }  // namespace tccl

@@ -25,7 +25,7 @@ class ProcessIdentity {
   [[nodiscard]] bool is_local() const;
   /// False also if it cannot be known: on another host or in another PID namespace.
   [[nodiscard]] bool has_ended() const;
-  /// Whether a signal or a debugger has stopped it. False also if it cannot be known.
+  /// Whether a signal has stopped it. False also if it cannot be known.
   [[nodiscard]] bool is_stopped() const;
 
  private:

@@ -231,6 +231,8 @@ std::string CommunicatorImpl::ended_process(int rank) const {
   return membership_.who(rank);
 }
 
+/// A rank of this host is watched until its heartbeat counter changes or it counts as stalled. How
+/// long one of another host has been silent is known already.
 std::vector<CommunicatorImpl::StalledRank> CommunicatorImpl::stalled_ranks(
     std::span<const int> ranks) const {
   struct Unknown {
@@ -239,6 +241,11 @@ std::vector<CommunicatorImpl::StalledRank> CommunicatorImpl::stalled_ranks(
   };
   std::vector<Unknown> unknown;
   std::vector<StalledRank> stalled;
+  const auto is_stalled = [&](const Unknown& each, Clock::duration watched) {
+    const Clock::duration silence =
+        membership_.is_local(each.rank) ? watched : membership_.process(each.rank)->silence();
+    return silence >= membership_.stalled_after(each.rank);
+  };
   const auto start = Clock::now();
   for (bool is_first = true; is_first || !unknown.empty(); is_first = false) {
     {
@@ -246,16 +253,20 @@ std::vector<CommunicatorImpl::StalledRank> CommunicatorImpl::stalled_ranks(
       if (has_departed_) break;
       if (is_first)
         for (const int rank : ranks)
-          if (rank >= 0 && rank < size_ && rank != rank_)
+          if (rank >= 0 && rank < size_ && rank != rank_ &&
+              membership_.state_of(rank) == PeerState::alive)
             unknown.push_back({rank, membership_.liveness_counter(rank)});
       std::erase_if(unknown, [&](const Unknown& each) {
-        if (membership_.liveness_counter(each.rank) != each.first_count) return true;
-        if (Clock::now() - start < membership_.stalled_after(each.rank)) return false;
-        stalled.push_back({each.rank, membership_.who(each.rank)});
-        return true;
+        if (is_stalled(each, Clock::now() - start)) {
+          stalled.push_back({each.rank, membership_.who(each.rank)});
+          return true;
+        }
+        return !membership_.is_local(each.rank) ||
+               membership_.liveness_counter(each.rank) != each.first_count ||
+               membership_.state_of(each.rank) != PeerState::alive;
       });
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (!unknown.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   return stalled;
 }

@@ -62,7 +62,7 @@ class CommunicatorImpl final : public Communicator {
     int rank;
     std::string process;  // "rank 3 (host b, pid 4711)"
   };
-  /// Those of these ranks whose processes are stalled. Takes as long as it takes to notice that.
+  /// Those of these ranks whose processes are stalled, not dead. Takes up to a second.
   [[nodiscard]] std::vector<StalledRank> stalled_ranks(std::span<const int> ranks) const;
   /// Called by Context::close(): closes the communicator, and aborts it first if operations are in
   /// flight. A process that exits with none does not disturb its peers.

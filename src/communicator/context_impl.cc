@@ -241,9 +241,13 @@ void ContextImpl::handle_notice(const std::shared_ptr<RemoteProcess>& from,
 
 void ContextImpl::on_heartbeat() noexcept {
   run_deferred_frees();
-  for (const auto& membership : inbox_->groups()) {
-    membership->note_lost_ranks();
-    membership->propagate_failure();
+  try {
+    for (const auto& membership : inbox_->groups()) {
+      membership->note_lost_ranks();
+      membership->propagate_failure();
+    }
+  } catch (const std::bad_alloc&) {
+    // With the next heartbeat, if there is memory then.
   }
 }
 

@@ -132,7 +132,7 @@ void Executor::run_marking_failure(const Body& body) {
     body();
     board_.end();
   } catch (const Error& error) {
-    const Error reason = membership_.fail(error, sequence_);
+    const Error reason = membership_.fail(error, board_.sequence());
     board_.fail();
     throw reason;
   } catch (...) {
@@ -201,9 +201,9 @@ void Executor::log_operation(const OpRecord& record, Clock::duration duration) c
 /// For an exception that is not an Error: an interrupt, or such as std::bad_alloc.
 void Executor::fail_by_current_exception() noexcept {
   try {
-    membership_.fail(error_of_current_exception(), sequence_);
+    membership_.fail(error_of_current_exception(), board_.sequence());
   } catch (const std::bad_alloc&) {
-    membership_.fail(out_of_memory_, sequence_);
+    membership_.fail(out_of_memory_, board_.sequence());
   }
   board_.fail();
 }

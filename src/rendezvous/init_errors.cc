@@ -27,7 +27,8 @@ struct Participation {
 };
 
 std::string rank_text(int rank, const JoinRecord& record) {
-  return formatted("rank {} ({})", rank, record.process);
+  return record.joined ? formatted("rank {} ({})", rank, record.process)
+                       : formatted("rank {}", rank);
 }
 
 std::string listed(std::span<const std::string> processes) {
@@ -144,8 +145,9 @@ Error attributed_to_this_rank(const RendezvousOptions& options) {
         return ended_error(options, process, 0);
     if (dynamic_cast<const StoreFailure*>(&error) != nullptr)
       return init_error(options.group, error.code(),
-                        formatted("{} cannot use the store, which may have ended: {}",
-                                  this_rank(options), error.what()));
+                        formatted("the store, which rank 0 or the launcher serves, may have "
+                                  "ended: {}; noticed by rank {} on {}",
+                                  error.what(), options.rank, this_process_text()));
     return own_failure(options, error.code(), error.what());
   } catch (const std::exception& error) {
     return own_failure(options, Errc::system, error.what());
@@ -192,8 +194,9 @@ Error incomplete_rank_error(const RendezvousOptions& options, const std::string&
 }
 
 std::optional<Error> known_cause_of_timeout(const RendezvousOptions& options, int levels) {
+  if (options.secret.empty()) return std::nullopt;  // the records have keys of the secret
   const Deadline deadline =
-      deadline_after(std::min(kCauseGrace * (levels + 1), kLongestCauseGrace));
+      options.deadline + std::min(kCauseGrace * (levels + 1), kLongestCauseGrace);
   try {
     if (auto stalled = stalled_ranks_timeout(options)) return stalled;
     for (;;) {
@@ -218,7 +221,7 @@ std::optional<Error> stalled_members_timeout(const RendezvousOptions& options,
     processes.push_back(process);
   }
   return init_timeout(options,
-                      formatted("{} {} stalled and never joined; other ranks may wait for {} there",
+                      formatted("{} {} stalled and never joined; other ranks may be waiting for {}",
                                 listed(processes), ranks.size() == 1 ? "is" : "are",
                                 ranks.size() == 1 ? "it" : "them"),
                       ranks);

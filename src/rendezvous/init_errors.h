@@ -36,7 +36,8 @@ struct StoreFailure final : Error {
 /// The exception that is being handled, as an Error that names a rank: itself, or
 /// `init of group world: rank 2 (host b, pid 4711) failed before the group was formed: text`. If the
 /// store has failed because rank 0, which served it, has ended: ended_error(). A StoreFailure blames
-/// no rank: `rank 2 (host b, pid 4711) cannot use the store, which may have ended: text`.
+/// no rank: `the store, which rank 0 or the launcher serves, may have ended: text; noticed by rank 2
+/// on host b, pid 4711`.
 Error attributed_to_this_rank(const RendezvousOptions& options);
 
 /// `init of group world: rank 2 (host b, pid 4711) could not start: text`

@@ -18,9 +18,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The coordinator waits for other ranks until options.deadline and then reports who is missing:
-/// its members wait a little longer for that report.
-constexpr milliseconds kReportGrace{2000};
+/// The coordinator waits for other ranks until options.deadline. It then finds out who is missing,
+/// which takes up to 3 s (known_cause_of_timeout(), stalled_members_timeout()), and reports it: its
+/// members wait for that report, so that they do not blame the coordinator.
+constexpr milliseconds kReportGrace{5000};
 
 /// Throws Error{timeout} at the deadline. `while_waiting` runs every kInterruptInterval.
 template <class WhileWaiting>

@@ -78,9 +78,11 @@ std::string blame_text(const tccl::Error& error) {
   return text;
 }
 
-/// The rank that fails is the only one that exists. `blamed`: its Error::ranks().
-void expect_failure_before_the_secret(int rank, const char* secret_file, const std::string& reason,
-                                      const std::string& blamed) {
+/// The rank that fails is the only one that exists. `text`: of its error, given its process.
+/// `blamed`: its Error::ranks().
+void expect_failure_before_the_secret(
+    int rank, const char* secret_file, const std::string& blamed,
+    const std::function<std::string(const std::string& process)>& text) {
   Ranks ranks(1, [&](Rank& process) {
     ::setenv("CCL_SECRET_FILE", secret_file, 1);
     FailingStore store;
@@ -94,29 +96,34 @@ void expect_failure_before_the_secret(int rank, const char* secret_file, const s
   ranks.finish();
   const auto error = ranks.outcomes[0].find("error");
   ASSERT_TRUE(error) << ranks.transcript();
-  const std::string start = "init of group tp: rank " + std::to_string(rank) + " (host " +
-                            tccl::host_name() + ", pid " + std::to_string(ranks.outcomes[0].pid) +
-                            ") ";
-  EXPECT_NE(error->text.find(start + reason), std::string::npos) << error->text;
+  const std::string expected = "init of group tp: " + text("host " + tccl::host_name() + ", pid " +
+                                                           std::to_string(ranks.outcomes[0].pid));
+  EXPECT_NE(error->text.find(expected), std::string::npos) << error->text;
   const auto blame = ranks.outcomes[0].find("blamed:");
   ASSERT_TRUE(blame) << ranks.transcript();
   EXPECT_EQ(blame->text, blamed);
 }
 
 TEST(RendezvousProcess, AFailureBeforeTheSecretIsKnownNamesGroupAndRank) {
-  const std::string failed = "failed before the group was formed: ";
-  expect_failure_before_the_secret(0, "", failed + FailingStore::kText, "blamed: 0");
+  const auto failed = [](int rank, const std::string& reason) {
+    return [=](const std::string& process) {
+      return "rank " + std::to_string(rank) + " (" + process +
+             ") failed before the group was formed: " + reason;
+    };
+  };
+  expect_failure_before_the_secret(0, "", "blamed: 0", failed(0, FailingStore::kText));
   for (const int rank : {0, 1})
     expect_failure_before_the_secret(
-        rank, "/no/such/file", failed + "CCL_SECRET_FILE=/no/such/file: the file cannot be read",
-        "blamed: " + std::to_string(rank));
+        rank, "/no/such/file", "blamed: " + std::to_string(rank),
+        failed(rank, "CCL_SECRET_FILE=/no/such/file: the file cannot be read"));
 }
 
 /// The store was most likely served by a rank that has ended.
 TEST(RendezvousProcess, ARankThatLosesTheStoreBeforeTheSecretIsKnownIsNotBlamed) {
-  expect_failure_before_the_secret(
-      1, "", std::string("cannot use the store, which may have ended: ") + FailingStore::kText,
-      "blamed:");
+  expect_failure_before_the_secret(1, "", "blamed:", [](const std::string& process) {
+    return std::string("the store, which rank 0 or the launcher serves, may have ended: ") +
+           FailingStore::kText + "; noticed by rank 1 on " + process;
+  });
 }
 
 TEST(RendezvousProcess, ARankThatNeverJoinsIsNamed) {
@@ -419,8 +426,8 @@ void expect_stalled_member_named(const std::vector<int>& members) {
   for (const std::string& part :
        {"init of group tp timed out after 1.0 s: rank " + std::to_string(stalled) +
             ", which is rank 1 (host ",
-        std::string(" of group world, is stalled and never joined; other ranks may wait for it "
-                    "there")})
+        std::string(" of group world, is stalled and never joined; other ranks may be waiting for "
+                    "it")})
     EXPECT_NE(text.find(part), std::string::npos) << text;
   EXPECT_EQ(text.find("rank 2"), std::string::npos) << text;
 }

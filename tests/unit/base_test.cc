@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 
 #include "base/system_error.h"
@@ -192,6 +194,20 @@ TEST(DescriptorLimitText, SaysWhoCanRaiseTheLimit) {
             ": the limit of this process is 4096 (RLIMIT_NOFILE), which only an administrator can "
             "raise: it is the hard limit");
   EXPECT_EQ(descriptor_limit_text(RLIM_INFINITY, RLIM_INFINITY), "");
+}
+
+TEST(Arena, FreedNeighboursAreMergedInAnyOrder) {
+  std::array<std::size_t, 4> order{0, 1, 2, 3};
+  do {
+    shm::Arena arena(std::size_t{1} << 30);
+    std::array<shm::Allocation, 4> parts;
+    for (shm::Allocation& part : parts) part = arena.allocate(4096);
+    const shm::Allocation barrier = arena.allocate(4096);
+    for (const std::size_t i : order) arena.deallocate(parts[i]);
+    const shm::Allocation all = arena.allocate(4 * 4096);
+    EXPECT_EQ(all.offset, parts[0].offset);
+    EXPECT_EQ(arena.allocate(4096).offset, barrier.offset + barrier.bytes);
+  } while (std::ranges::next_permutation(order).found);
 }
 
 TEST(Arena, HeadersAndDataDoNotMix) {

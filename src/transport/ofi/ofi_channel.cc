@@ -177,7 +177,7 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_numbe
     if (!membership_.failed_later_than(record_.sequence) ||
         now - *failed_since_ >= kLaterFailureGrace)
       throw membership_.failure();
-    return;
+    return check_for_interrupt(now);
   }
   if (message_number && membership_.cannot_arrive(rank, TrafficKind::collective, *message_number))
     throw membership_.peer_lost_error(rank, operation());
@@ -188,15 +188,18 @@ void OfiChannel::check_wait(int rank, std::optional<std::uint64_t> message_numbe
     if (now - *lost_since >= kDepartureGrace) throw membership_.peer_lost_error(rank, operation());
   }
   if (const auto lost = find_lost_rank_()) throw *lost;
-  if (check_interrupt_ && now >= next_interrupt_check_) {
-    next_interrupt_check_ = now + kInterruptInterval;
-    check_interrupt_();
-  }
+  check_for_interrupt(now);
   const bool may_wait_for_another =
       membership_.process(rank)->silence() < membership_.stalled_after(rank);
   if (now >=
       *deadline_ + (may_wait_for_another ? kGraceForStalledRank : std::chrono::milliseconds(0)))
     throw timeout_error(rank, /*receives=*/message_number.has_value());
+}
+
+void OfiChannel::check_for_interrupt(Clock::time_point now) {
+  if (!check_interrupt_ || now < next_interrupt_check_) return;
+  next_interrupt_check_ = now + kInterruptInterval;
+  check_interrupt_();
 }
 
 Error OfiChannel::timeout_error(int rank, bool receives) const {

@@ -69,6 +69,7 @@ class OfiChannel final : public NetworkChannel {
   void wait(int rank, std::optional<std::uint64_t> message_number, FunctionRef<bool()> ready);
   void check_wait(int rank, std::optional<std::uint64_t> message_number,
                   std::optional<Clock::time_point>& lost_since);
+  void check_for_interrupt(Clock::time_point now);
   [[nodiscard]] Error timeout_error(int rank, bool receives) const;
   void remove_completed();
   bool try_post(int rank, const char* what, FunctionRef<bool()> post);

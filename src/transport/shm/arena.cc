@@ -1,5 +1,8 @@
 #include "transport/shm/arena.h"
 
+#include <new>
+#include <utility>
+
 #include "base/format.h"
 #include "health/local_process.h"
 #include "tccl/error.h"
@@ -37,27 +40,43 @@ std::optional<Allocation> Arena::try_take(FreeList& list, std::size_t bytes) {
   for (auto it = list.begin(); it != list.end(); ++it) {
     const auto [offset, available] = *it;
     if (available < bytes) continue;
-    list.erase(it);
-    if (available > bytes) list[offset + bytes] = available - bytes;
+    if (available == bytes)
+      list.erase(it);
+    else
+      replace(list, it, offset + bytes, available - bytes);
     return Allocation{offset, bytes};
   }
   return std::nullopt;
 }
 
+/// Changes an entry, without memory.
+void Arena::replace(FreeList& list, FreeList::iterator entry, std::size_t offset,
+                    std::size_t bytes) noexcept {
+  auto node = list.extract(entry);
+  node.key() = offset;
+  node.mapped() = bytes;
+  list.insert(std::move(node));
+}
+
 void Arena::deallocate(const Allocation& allocation) noexcept {
-  memory_->discard(allocation.offset, allocation.bytes);
+  const auto [offset, bytes] = allocation;
+  memory_->discard(offset, bytes);
   const std::lock_guard lock(mutex_);
-  FreeList& list = allocation.offset < kHeadersEnd ? headers_ : data_;
-  auto [it, inserted] = list.emplace(allocation.offset, allocation.bytes);
-  if (const auto next = std::next(it);
-      next != list.end() && it->first + it->second == next->first) {
-    it->second += next->second;
-    list.erase(next);
-  }
-  if (it == list.begin()) return;
-  if (const auto previous = std::prev(it); previous->first + previous->second == it->first) {
-    previous->second += it->second;
-    list.erase(it);
+  FreeList& list = offset < kHeadersEnd ? headers_ : data_;
+  const auto next = list.upper_bound(offset);
+  const bool joins_next = next != list.end() && offset + bytes == next->first;
+  const std::size_t with_next = bytes + (joins_next ? next->second : 0);
+  if (next != list.begin())
+    if (const auto previous = std::prev(next); previous->first + previous->second == offset) {
+      previous->second += with_next;
+      if (joins_next) list.erase(next);
+      return;
+    }
+  if (joins_next) return replace(list, next, offset, with_next);
+  try {
+    list.emplace(offset, bytes);
+  } catch (const std::bad_alloc&) {
+    // The process has no memory left. The pages are free; their addresses are not used again.
   }
 }
 

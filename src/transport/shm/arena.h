@@ -46,6 +46,8 @@ class Arena {
   using FreeList = std::map<std::size_t, std::size_t>;  // offset -> bytes, neighbours merged
   Allocation take(FreeList& list, std::size_t bytes);
   std::optional<Allocation> try_take(FreeList& list, std::size_t bytes);
+  static void replace(FreeList& list, FreeList::iterator entry, std::size_t offset,
+                      std::size_t bytes) noexcept;
 
   std::shared_ptr<SharedMemory> memory_;
   std::function<void()> on_exhausted_;

@@ -74,6 +74,7 @@ void ShmBoard::resume(const Suspended& operation) {
   steps_ = operation.steps;
   first_step_ = 0;
   deadline_.reset();
+  failed_since_.reset();
   timeout_ = operation.timeout;
 }
 

@@ -63,6 +63,8 @@ class ShmBoard final : public Board {
   [[nodiscard]] int global_rank(int local_rank) const override {
     return group_.global_rank(local_rank);
   }
+  /// Of the current operation.
+  [[nodiscard]] std::uint32_t sequence() const noexcept { return record_.sequence; }
   [[nodiscard]] std::string operation() const override;
 
   /// Begins the operation of `record`, which is in this rank's log already. Without a deadline, the
@@ -139,6 +141,7 @@ class ShmBoard final : public Board {
   [[noreturn]] void throw_mismatch(int peer, std::uint32_t sequence) const;
   [[nodiscard]] Error lost_error(int rank) const;
   [[nodiscard]] Error explain(int peer, FunctionRef<bool(int)> arrived) const;
+  [[nodiscard]] const char* progress_text(int rank) const;
   [[nodiscard]] Error explain_timeout(FunctionRef<bool(int)> arrived) const;
   [[nodiscard]] std::string ranks_in_operation() const;
 

@@ -49,20 +49,37 @@ std::string ShmBoard::ranks_in_operation() const {
                    joined(in_operation));
 }
 
+const char* ShmBoard::progress_text(int rank) const {
+  return has_joined(rank) ? "has joined it but makes no progress" : "has not joined it";
+}
+
 Error ShmBoard::explain_timeout(FunctionRef<bool(int)> arrived) const {
   const auto now = Clock::now();
   std::string text =
       formatted("{} timed out after {} (the timeout of this call)", operation(), text_of(timeout_));
-  std::vector<int> late;
+  std::vector<int> stalled;
+  std::vector<int> late;  // but not stalled
   for (int other = 0; other < size(); ++other) {
     if (other == local_rank() || arrived(other)) continue;
     const auto silence = heartbeats_[static_cast<std::size_t>(other)].silence(now);
-    text +=
-        formatted("; {} {}", group_.who(other),
-                  has_joined(other) ? "has joined it but makes no progress" : "has not joined it");
-    if (silence >= kStalledAfter)
-      text += formatted(" and is stalled: no heartbeat for {}", text_of(silence));
-    late.push_back(group_.global_rank(other));
+    if (silence < kStalledAfter) {
+      late.push_back(other);
+      continue;
+    }
+    text += formatted("; {} {} and is stalled: no heartbeat for {}", group_.who(other),
+                      progress_text(other), text_of(silence));
+    stalled.push_back(group_.global_rank(other));
+  }
+  // They may wait for the stalled ranks elsewhere, in a receive for example.
+  if (!stalled.empty())
+    return {Errc::timeout,
+            late.empty() ? text
+                         : formatted("{}; {} other late ranks may wait for {}", text, late.size(),
+                                     stalled.size() == 1 ? "it" : "them"),
+            stalled};
+  for (int& rank : late) {
+    text += formatted("; {} {}", group_.who(rank), progress_text(rank));
+    rank = group_.global_rank(rank);
   }
   return {Errc::timeout, text, late};
 }

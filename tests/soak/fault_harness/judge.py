@@ -109,6 +109,7 @@ BLAMED = (
     r" \(host",
     ", which is rank",
     " never joined",
+    " or the launcher serves",
     r" called abort\(\)",
     " was interrupted",
     " left group",

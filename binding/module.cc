@@ -148,6 +148,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("operation_count", &ProcessGroupCCL::operation_count,
              "The number of collectives and messages that this process has started over ccl.");
   torch_ccl::add_fast_calls(module);
+  torch_ccl::add_fast_functional_calls(module);
   module.def("_close", &torch_ccl::close_context, py::arg("wait_for_operations"), ReleaseGil(),
              "Close the context and join its threads; called at exit.");
 }

@@ -146,6 +146,9 @@ bool CpuBackend::try_run_unobserved(const Run& run) {
     operations_started.fetch_add(1, std::memory_order_relaxed);
     throw_kept_interrupt();
     throw_torch_error(error);
+  } catch (...) {  // an interrupt
+    operations_started.fetch_add(1, std::memory_order_relaxed);
+    throw;
   }
   operations_started.fetch_add(1, std::memory_order_relaxed);
   return true;

@@ -6,7 +6,7 @@
 //   fast(x)  # as original(x)
 //
 // A call is plain if nobody could notice the difference: docs/fast-calls.md lists the conditions,
-// plain_case.h checks them, and tests/binding/test_fast_calls_conditions.py breaks each of them. Every
+// plain_case.h checks them, and tests/binding/test_fast_calls_conditions.py breaks them. Every
 // other call goes to `original` with the same arguments, also one whose arguments are invalid: torch's
 // function then raises.
 // Thread safety: the functions need the GIL, as every function of Python, and release it while the

@@ -46,7 +46,7 @@ py::object run_functional(const py::object& input, const py::object& group_argum
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(result));
 }
 
-/// By the names of torch's functional collectives, which are ours, in any case.
+/// The names are those of tccl::ReduceOp, in upper or lower case.
 std::optional<tccl::Reduction> functional_reduction(const py::object& op,
                                                     const at::Tensor& tensor) {
   if (!PyUnicode_CheckExact(op.ptr())) return std::nullopt;

@@ -191,7 +191,8 @@ bool PlainGroup::try_run_message(const tccl::Operation& operation, const at::Ten
 }
 
 void PlainGroup::set_backend(c10d::ProcessGroup& group) {
-  if (may_have_collective_hooks(group)) return;
+  // A subclass, in Python for example, may have methods of its own.
+  if (typeid(group) != typeid(c10d::ProcessGroup) || may_have_collective_hooks(group)) return;
   keepalive_ = group.getBackend(c10::DeviceType::CPU);
   is_bound_ = group.getBoundDeviceId().has_value();
   const c10d::Backend& backend = *keepalive_;

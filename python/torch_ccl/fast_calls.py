@@ -2,9 +2,9 @@
 
     CCL_FAST_CALLS=1 python train.py        # or, in Python: torch_ccl.fast_calls()
 
-Each function of torch.distributed is a wrapper that logs exceptions and calls the function proper,
+Each function of torch.distributed is a wrapper that logs exceptions and calls the wrapped function,
 which its closure holds. While fast calls are on, the closure holds a C function instead, which runs
-a plain call at once and passes every other call to the function proper (binding/fast_calls.h). The
+a plain call at once and passes every other call to the wrapped function (binding/fast_calls.h). The
 function that programs hold, compare, pickle and inspect stays the same object, so it does not
 matter when it was imported, and torch.compile recognises it.
 
@@ -12,8 +12,10 @@ The functional collectives have no such wrapper. They are replaced in their modu
 looks them up.
 """
 
+import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -48,10 +50,12 @@ def fast_calls(enable: bool = True) -> None:
         while _undo:
             _undo.pop()()
     elif not _undo:
-        for name in _FUNCTIONS:
-            if function := getattr(distributed_c10d, name, None):
-                _undo.append(_accelerate(name, function))
-        _undo.append(_replace_functional_collectives())
+        with contextlib.ExitStack() as undo_if_it_fails:
+            for name in _FUNCTIONS:
+                if function := getattr(distributed_c10d, name, None):
+                    undo_if_it_fails.callback(_accelerate(name, function))
+            undo_if_it_fails.callback(_replace_functional_collectives())
+            _undo.append(undo_if_it_fails.pop_all().close)
 
 
 def fast_calls_enabled() -> bool:
@@ -60,8 +64,11 @@ def fast_calls_enabled() -> bool:
 
 
 def enable_from_environment() -> None:
-    if os.environ.get("CCL_FAST_CALLS", "").lower() in ("1", "true", "yes", "on"):
+    value = os.environ.get("CCL_FAST_CALLS", "0").lower()
+    if value in ("1", "true", "yes", "on"):
         fast_calls()
+    elif value not in ("", "0", "false", "no", "off"):
+        warnings.warn(f"CCL_FAST_CALLS={value} is ignored: it is 0 or 1", stacklevel=2)
 
 
 # ---- the functions of torch.distributed
@@ -69,12 +76,10 @@ def enable_from_environment() -> None:
 
 def _accelerate(name: str, wrapper: Any) -> Callable[[], None]:
     """Returns a function that undoes it. Does nothing if torch's wrapper is not what we know."""
-    cell = next(
-        (c for c in wrapper.__closure__ or () if c.cell_contents is wrapper.__wrapped__), None
-    )
-    if cell is None:
+    original = getattr(wrapper, "__wrapped__", None)
+    cell = next((c for c in _cells(wrapper) if c.cell_contents is original), None)
+    if original is None or cell is None:
         return lambda: None
-    original = cell.cell_contents
     fast = _C._fast_call(name, original)
     # torch has deprecated two of the functions: their first call warns, as without fast calls.
     is_deprecated = hasattr(original, "__deprecated__")
@@ -84,6 +89,16 @@ def _accelerate(name: str, wrapper: Any) -> Callable[[], None]:
         cell.cell_contents = original
 
     return undo
+
+
+def _cells(function: Any) -> list[Any]:
+    """The cells of its closure that hold something."""
+    cells = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            cell.cell_contents  # noqa: B018
+            cells.append(cell)
+    return cells
 
 
 def _first_call(cell: Any, original: Callable[..., Any], fast: Any) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ def _new_group(
     try:
         backend = torch_ccl.ProcessGroupCCL(store, rank, size, timeout, name=name)
     except dist.DistBackendError as error:
-        if "timed out" not in str(error):
+        if "timed out after" not in str(error):
             raise
         # The words of torch's store, which torchft's users know from Gloo.
         milliseconds = timeout // timedelta(milliseconds=1)
@@ -62,10 +62,14 @@ class ProcessGroupCCL(_torchft.ProcessGroupWrapper):
         self._aborted: Exception | None = None
 
     def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        name = "torchft" if self._quorum_id is None else f"torchft quorum {self._quorum_id}"
+        try:
+            group = _new_group(store, rank, world_size, self._timeout, name)
+        except Exception as error:
+            self._aborted = error
+            raise
         self._aborted = None
-        quorum = getattr(self, "_quorum_id", None)  # torchft before 0.2 does not pass it
-        name = "torchft" if quorum is None else f"torchft quorum {quorum}"
-        return _new_group(store, rank, world_size, self._timeout, name)
+        return group
 
     def abort(self, errored: bool = True) -> None:
         """Fail the group: calls in flight end with an error, also on the other replicas."""
@@ -82,8 +86,9 @@ class ProcessGroupCCL(_torchft.ProcessGroupWrapper):
 
     def errored(self) -> Exception | None:
         """The error of an abort, or of a failed operation: the group must be configured anew."""
-        if self._aborted is None and self._pg is not None:
-            error = self._pg._get_backend(torch.device("cpu")).get_error()
+        group = self._pg  # another thread may abort meanwhile
+        if self._aborted is None and group is not None:
+            error = group._get_backend(torch.device("cpu")).get_error()
             if error.name != "SUCCESS":
                 self._aborted = RuntimeError(
                     f"ccl: the process group has failed ({error.name}): all its calls are aborted"
@@ -93,8 +98,9 @@ class ProcessGroupCCL(_torchft.ProcessGroupWrapper):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later calls of this group and of the next ones."""
         super().set_timeout(timeout)
-        if self._pg is not None:
-            self._pg._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
+        group = self._pg
+        if group is not None:
+            group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
 
     def getBackendName(self) -> str:
         return "torchft-ccl"

@@ -17,7 +17,7 @@ namespace tccl {
 /// one that died has not.
 enum class PeerState : std::uint8_t { alive, died, departed };
 
-/// The texts of errors about lost ranks, the same on one host and over hosts. "connection closed by
+/// The texts of errors about lost ranks, the same on one host and over hosts. "Connection closed by
 /// peer" is what torch's own backends say; programs look for it.
 inline std::string died_during(const std::string& rank, const std::string& operation) {
   return rank + " died during " + operation + " (Connection closed by peer)";

@@ -131,7 +131,8 @@ def check_abort_and_timeout(rank: int, size: int, directory: str) -> None:
         time.sleep(0.01)
     group.abort()
     assert "aborted" in str(group.errored()) and group._pg is None
-    group.configure(f"{directory}/1", "a", rank, size)  # with the short timeout
+    group.set_timeout(timedelta(seconds=20))
+    group.configure(f"{directory}/1", "a", rank, size)
     assert group.errored() is None and group.getBackendName() == "torchft-ccl"
 
 

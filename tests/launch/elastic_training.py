@@ -42,7 +42,7 @@ def fault_of_this_start(faults: str) -> tuple[str, int]:
     return name, int(step)
 
 
-def meet(fault: str) -> None:
+def inject(fault: str) -> None:
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "raise":
@@ -75,8 +75,10 @@ def main() -> None:
         while training.step < arguments.steps:
             wait_for_permission(directory / "limit", training.step)
             gradients = training.gradients(rank, size)
-            if rank == size - 1 and training.step == fault_step:
-                meet(fault)
+            if training.step == fault_step:
+                dist.barrier()  # rank 0 has saved and reported the steps before
+                if rank == size - 1:
+                    inject(fault)
             for each in gradients:
                 dist.all_reduce(each, dist.ReduceOp.AVG)
             training.apply(gradients)

@@ -55,8 +55,11 @@ def check_functional_conditions(rank: int, size: int) -> None:
     rows = [size] * size
 
     def in_profiler():
+        # torch's c10d ends the row when the operation completes: not after the profiler has ended.
         with torch.profiler.profile():
-            return functional.all_reduce(x, "sum", group)
+            result = functional.all_reduce(x, "sum", group)
+            result.trigger_wait()
+            return result
 
     for name, result in {
         "needs a gradient": functional.all_reduce(x.clone().requires_grad_(), "sum", group),

@@ -1,6 +1,7 @@
 """torch_ccl.torchft without torchft: with a stand-in for the part of it that the module uses.
 
-With the real one: tests/applications/test_torchft_training.py and tests/torchft_suite (make test-all).
+With the real one: tests/applications/test_torchft_training.py and tests/torchft_suite
+(make test-all).
 """
 
 import os

@@ -77,7 +77,7 @@ def enable_from_environment() -> None:
 def _accelerate(name: str, wrapper: Any) -> Callable[[], None]:
     """Returns a function that undoes it. Does nothing if torch's wrapper is not what we know."""
     original = getattr(wrapper, "__wrapped__", None)
-    cell = next((c for c in _cells(wrapper) if c.cell_contents is original), None)
+    cell = _cell_holding(original, wrapper)
     if original is None or cell is None:
         return lambda: None
     fast = _C._fast_call(name, original)
@@ -91,14 +91,13 @@ def _accelerate(name: str, wrapper: Any) -> Callable[[], None]:
     return undo
 
 
-def _cells(function: Any) -> list[Any]:
-    """The cells of its closure that hold something."""
-    cells = []
+def _cell_holding(content: Any, function: Any) -> Any:
+    """The cell of the function's closure that holds this object, or None."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # an empty cell
-            cell.cell_contents  # noqa: B018
-            cells.append(cell)
-    return cells
+            if cell.cell_contents is content:
+                return cell
+    return None
 
 
 def _first_call(cell: Any, original: Callable[..., Any], fast: Any) -> Callable[..., Any]:

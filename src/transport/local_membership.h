@@ -77,8 +77,8 @@ class LocalMembership {
   /// Why the group failed; call only after failed(), as the next two.
   [[nodiscard]] virtual Error failure() const = 0;
   [[nodiscard]] virtual FailureSource failure_source() const = 0;
-  /// Whether the group was marked in a later collective than this one, which may then complete: the
-  /// rank that marked it has done its part.
+  /// Whether the reporter of the failure was in a later collective than `sequence`. It has then done
+  /// its part of collective `sequence`, which may complete.
   [[nodiscard]] bool failed_later_than(std::uint32_t sequence) const {
     const std::int64_t failed = failure_source().sequence;
     return failed >= 0 &&

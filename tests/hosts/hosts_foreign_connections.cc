@@ -33,6 +33,14 @@ std::set<std::uint16_t> listening_ports() {
   return ports;
 }
 
+/// For a process of host `from`.
+std::set<std::uint16_t> listening_ports_of_host_0(int from) {
+  enter_host(0);
+  std::set<std::uint16_t> ports = listening_ports();
+  enter_host(from);
+  return ports;
+}
+
 std::string address_of_host(int host) { return "10.77.0." + std::to_string(host + 1); }
 
 /// A stranger on host `from` opens many connections to each port of rank 0 and says nothing. The
@@ -44,10 +52,8 @@ void flood_silently(int from) {
     auto store = rank.store("meanwhile");
     if (rank.rank == 2) {
       static_cast<void>(store->get("ready", 20s));
-      enter_host(0);
-      const std::set<std::uint16_t> ports = listening_ports();
+      const std::set<std::uint16_t> ports = listening_ports_of_host_0(from);
       check(ports.size() == 2, "a control port and a data port");
-      enter_host(from);
       std::vector<tccl::Fd> silent;
       for (const std::uint16_t port : ports)
         for (int i = 0; i < kConnections; ++i)
@@ -138,10 +144,7 @@ std::vector<std::string> exchange_while_a_stranger_sends(int from, std::size_t b
     auto store = rank.store("meanwhile");
     if (rank.rank == 2) {
       static_cast<void>(store->get("ready", 20s));
-      enter_host(0);
-      const std::set<std::uint16_t> ports = listening_ports();
-      enter_host(from);
-      send_as_stranger(from, data_port_of_rank_0(ports), bytes, count);
+      send_as_stranger(from, data_port_of_rank_0(listening_ports_of_host_0(from)), bytes, count);
       store->set("sent", "");
       return;
     }

@@ -49,7 +49,7 @@ std::optional<Allocation> Arena::try_take(FreeList& list, std::size_t bytes) {
   return std::nullopt;
 }
 
-/// Changes an entry, without memory.
+/// Changes an entry without allocating memory: deallocate() must not fail.
 void Arena::replace(FreeList& list, FreeList::iterator entry, std::size_t offset,
                     std::size_t bytes) noexcept {
   auto node = list.extract(entry);
